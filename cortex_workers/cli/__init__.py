@@ -1,0 +1,1 @@
+"""The cortex-workers command."""

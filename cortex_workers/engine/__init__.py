@@ -1,0 +1,1 @@
+"""One run: enqueue, continue, pause, decide, finish."""

@@ -1,0 +1,1 @@
+"""Model clients: the scripted one, and the adapter for real providers."""

@@ -1,0 +1,1 @@
+"""Every periodic pass, and the frame they share."""
