@@ -1,0 +1,86 @@
+"""What is told after a commit: ids only, under 512 bytes, one tagged union.
+
+Source: house.md 3.5; rulings 12, 60.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from cortex_workers.schemas.base import Model
+
+Why = Literal["start", "answer", "slice", "reclaim"]
+
+
+class RunReady(Model):
+    """A run may be claimed. ``renotified`` marks a repeat by the sweeper."""
+
+    kind: Literal["RunReady"] = "RunReady"
+    run_id: str
+    revision: int
+    why: Why = "start"
+    pool: str = "main"
+    renotified: bool = False
+
+
+class RunReclaimable(Model):
+    """A run lost its worker (lapse) or was handed off."""
+
+    kind: Literal["RunReclaimable"] = "RunReclaimable"
+    run_id: str
+    revision: int
+    hand_off: bool = False
+    pool: str = "main"
+    renotified: bool = False
+
+
+class RunCompleted(Model):
+    """A run gave its answer."""
+
+    kind: Literal["RunCompleted"] = "RunCompleted"
+    run_id: str
+    revision: int
+
+
+class RunFailed(Model):
+    """A run failed; ``code`` is the error's."""
+
+    kind: Literal["RunFailed"] = "RunFailed"
+    run_id: str
+    revision: int
+    code: str = ""
+
+
+class RunCancelled(Model):
+    """A run was cancelled."""
+
+    kind: Literal["RunCancelled"] = "RunCancelled"
+    run_id: str
+    revision: int
+
+
+class CheckpointCreated(Model):
+    """Somebody is asked; the run is paused already."""
+
+    kind: Literal["CheckpointCreated"] = "CheckpointCreated"
+    run_id: str
+    revision: int
+    checkpoint_id: str
+
+
+class CheckpointResolved(Model):
+    """A checkpoint left the pending list."""
+
+    kind: Literal["CheckpointResolved"] = "CheckpointResolved"
+    run_id: str
+    revision: int
+    checkpoint_id: str
+    closed_as: str
+
+
+Notification = Annotated[
+    RunReady | RunReclaimable | RunCompleted | RunFailed | RunCancelled | CheckpointCreated | CheckpointResolved,
+    Field(discriminator="kind"),
+]

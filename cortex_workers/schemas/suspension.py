@@ -1,0 +1,55 @@
+"""Pauses: why a run waits, for which calls, until when.
+
+Source: seed suspension; runs.md 2.8 to 2.10; ruling 44 (a suspension is ended, never deleted).
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import StrEnum
+
+from cortex_workers.schemas.base import Document
+
+
+class SuspendReason(StrEnum):
+    """Who may answer: a decider, whoever runs the tool, or the bus."""
+
+    APPROVAL = "approval"
+    EXTERNAL_TOOL = "external_tool"
+    AGENT_REPLY = "agent_reply"
+
+
+class PendingKind(StrEnum):
+    """What one pending call waits for; the answering doors see only their own kind."""
+
+    APPROVAL = "approval"
+    EXTERNAL = "external"
+    ASK = "ask"
+    UNCERTAIN_EFFECT = "uncertain_effect"
+
+
+class PendingCall(Document):
+    """One call of a paused turn, with the model's own arguments."""
+
+    call_id: str
+    tool: str
+    arguments: str
+    kind: PendingKind
+    ordinal: int
+
+
+class Suspension(Document):
+    """One pause of a run; ``expires_at`` absent means no deadline."""
+
+    id: str
+    run_id: str
+    scope: str
+    reason: SuspendReason
+    step_index: int
+    run_revision: int
+    on_expiry: str
+    expires_at: datetime | None = None
+    created_at: datetime
+    ended_at: datetime | None = None
+    ended_as: str | None = None
+    pending: tuple[PendingCall, ...] = ()
