@@ -1,0 +1,292 @@
+"""``Host``: the agents and tools of one application, by name."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, ParamSpec, Protocol, TypeVar, overload
+
+from cortex_workers.errors import (
+    DuplicateTool,
+    Misconfiguration,
+    PrincipalCodecRequired,
+    UnknownModel,
+    UnknownTool,
+)
+from cortex_workers.host.agents import AgentEntry, ToolReference, make_agent
+from cortex_workers.host.tool import AnyFunction, LookupHook, Tool, make_tool
+from cortex_workers.ports import ModelClient, PrincipalCodec, ToolAuthorizer
+from cortex_workers.schemas.agent import AgentDefinition, Effects, OnExpiry, OnRejection, OnUncertain, Turns
+
+P = ParamSpec("P")
+R = TypeVar("R", covariant=True)
+ModelSource = ModelClient | Callable[[], ModelClient]
+
+
+class ToolFunction(Protocol[P, R]):
+    """A registered function: called as before, and ``@function.lookup`` registers its lookup."""
+
+    lookup: LookupHook
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call the function itself."""
+        ...
+
+
+class Host:
+    """The agents and tools of an application, its authorizer, principal codec and model clients.
+
+    ``models`` gives names of your own to model clients, or to functions that build one (once per process); an
+    agent then says ``model="that-name"``.
+    """
+
+    def __init__(
+        self,
+        *,
+        authorizer: ToolAuthorizer | None = None,
+        codec: PrincipalCodec | None = None,
+        models: Mapping[str, ModelSource] | None = None,
+    ) -> None:
+        self.authorizer = authorizer
+        self.codec = codec
+        self.tools: dict[str, Tool] = {}
+        self._agents: dict[str, AgentEntry] = {}
+        self._models: dict[str, ModelSource] = dict(models or {})
+        self._retry_safe: set[str] = set()
+        self._clients: dict[tuple[int, str], ModelClient] = {}
+        self._lock = threading.Lock()
+
+    @overload
+    def tool(self, function: Callable[P, R], /) -> ToolFunction[P, R]: ...
+
+    @overload
+    def tool(
+        self,
+        function: None = None,
+        /,
+        *,
+        name: str | None = None,
+        retry_safe: bool = False,
+        effects: Effects = "mutating",
+        needs_approval: bool = False,
+        approval_ttl: timedelta | None = None,
+        timeout: timedelta | None = None,
+        on_expiry: OnExpiry | None = None,
+    ) -> Callable[[Callable[P, R]], ToolFunction[P, R]]: ...
+
+    def tool(
+        self,
+        function: Callable[..., Any] | None = None,
+        /,
+        *,
+        name: str | None = None,
+        retry_safe: bool = False,
+        effects: Effects = "mutating",
+        needs_approval: bool = False,
+        approval_ttl: timedelta | None = None,
+        timeout: timedelta | None = None,
+        on_expiry: OnExpiry | None = None,
+    ) -> Any:
+        """Register a plain or async function as a tool; the function stays what it was.
+
+        The model is told the name, the first paragraph of the docstring, and the parameters with their types
+        and the texts of an ``Args:`` section. A parameter annotated ToolContext is filled by the worker.
+        ``retry_safe``: a started call may simply run again after a crash. ``effects="none"``: it only reads.
+        ``approval_ttl`` zero means an approval without a deadline; None the agent's or the setting's.
+        Raises: DuplicateTool, InvalidTool.
+        """
+
+        def register(function: Callable[..., Any]) -> Callable[..., Any]:
+            tool = make_tool(
+                function,
+                name,
+                retry_safe=retry_safe,
+                effects=effects,
+                needs_approval=needs_approval,
+                approval_ttl=approval_ttl,
+                timeout=timeout,
+                on_expiry=on_expiry,
+            )
+            if tool.name in self.tools:
+                raise DuplicateTool(f"a tool named {tool.name!r} is registered already")
+            self.tools[tool.name] = tool
+            _hang_lookup(tool)
+            return function
+
+        return register if function is None else register(function)
+
+    def lookup(self, tool: str) -> Callable[[AnyFunction], AnyFunction]:
+        """Register the lookup of a tool by name; the same as ``@function.lookup``.
+
+        Raises: UnknownTool, DuplicateTool, InvalidTool.
+        """
+        if tool not in self.tools:
+            raise UnknownTool(f"there is no tool named {tool!r} to look up")
+
+        def register(function: AnyFunction) -> AnyFunction:
+            self.tools[tool].set_lookup(function)
+            return function
+
+        return register
+
+    def mark_retry_safe(self, *names: str) -> None:
+        """Say of tools by name that a started call may simply run again; ``check`` refuses unknown names."""
+        self._retry_safe.update(names)
+
+    def agent(
+        self,
+        name: str,
+        *,
+        model: str | ModelSource,
+        instructions: str = "",
+        tools: Sequence[ToolReference] = (),
+        max_steps: int = 25,
+        max_tokens: int | None = None,
+        temperature: float | None = None,
+        model_settings: Mapping[str, Any] | None = None,
+        model_timeout: timedelta | None = None,
+        model_attempts: int | None = None,
+        stream: bool = False,
+        turns: Turns = "serial",
+        suspension_ttl: timedelta | None = None,
+        on_expiry: OnExpiry = "fail",
+        on_rejection: OnRejection = "fail",
+        on_uncertain_effect: OnUncertain = "ask",
+        budget: timedelta | None = None,
+        history_window: int | None = None,
+        pool: str = "main",
+    ) -> None:
+        """Register an agent. Tools are named, or given as the registered functions; order does not matter.
+
+        ``model`` is a name ("openai:gpt-5-mini", "scripted:FILE", one of ``Host(models=…)``), a ModelClient,
+        or a function that builds one, called once per process. ``suspension_ttl`` zero means no deadline.
+        Raises: Misconfiguration.
+        """
+        options = {
+            key: value for key, value in locals().items() if key not in ("self", "name", "model", "tools")
+        }
+        if name in self._agents:
+            raise Misconfiguration(f"an agent named {name!r} is registered already")
+        text = model if isinstance(model, str) else f"host:{name}"
+        entry = make_agent(name, text, tools, options)
+        if not isinstance(model, str):
+            self._models[text] = _model_source(name, model)
+        self._agents[name] = entry
+
+    def check(self) -> None:
+        """Refuse a host that cannot work; a worker calls this when it starts.
+
+        Raises: PrincipalCodecRequired, UnknownTool, Misconfiguration.
+        """
+        if self.authorizer is not None and self.codec is None:
+            raise PrincipalCodecRequired()
+        for name in sorted(self._retry_safe):
+            if name not in self.tools:
+                raise UnknownTool(
+                    f"mark_retry_safe names {name!r}, which is no tool of this host{self._known_tools()}"
+                )
+            self.tools[name].set_retry_safe()
+        self.definitions()
+
+    def check_models(self) -> None:
+        """Build the model client of every agent, so that a missing package or key shows when a worker starts.
+
+        Raises: UnknownModel.
+        """
+        for entry in self._agents.values():
+            self.model_client(entry.definition.model)
+
+    def definitions(self) -> dict[str, AgentDefinition]:
+        """Every agent with the schemas of its tools, by name.
+
+        Raises: UnknownTool.
+        """
+        for name in self._retry_safe & self.tools.keys():
+            self.tools[name].set_retry_safe()
+        return {name: self._resolved(entry) for name, entry in self._agents.items()}
+
+    def model_client(self, model: str) -> ModelClient:
+        """The client for an agent's model text: the host's own, or the model layer's.
+
+        One per process and text.
+
+        Raises: UnknownModel.
+        """
+        if model not in self._models:
+            if model.startswith("host:"):
+                raise UnknownModel(
+                    f"this host gives no model client to the agent {model.removeprefix('host:')!r}"
+                )
+            # Imported here: a producer that only describes its agents does not need the model layer.
+            from cortex_workers.llm.resolve import resolve
+
+            return resolve(model)
+        key = (os.getpid(), model)
+        with self._lock:
+            if key not in self._clients:
+                self._clients[key] = _build(model, self._models[model])
+            return self._clients[key]
+
+    def _resolved(self, entry: AgentEntry) -> AgentDefinition:
+        specs = tuple(self._referenced(entry.definition.name, reference).spec for reference in entry.tools)
+        names = [spec.name for spec in specs]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise Misconfiguration(f"agent {entry.definition.name!r} names the tool {twice[0]!r} twice")
+        return entry.definition.model_copy(update={"tools": specs})
+
+    def _referenced(self, agent: str, reference: ToolReference) -> Tool:
+        if isinstance(reference, str):
+            if reference in self.tools:
+                return self.tools[reference]
+            raise UnknownTool(
+                f"agent {agent!r} names the tool {reference!r}, which is not registered{self._known_tools()}"
+            )
+        # Compared with ==: a bound method is another object each time it is looked at.
+        for tool in self.tools.values():
+            if tool.function == reference:
+                return tool
+        shown = getattr(reference, "__name__", type(reference).__name__)
+        raise UnknownTool(f"agent {agent!r} names the function {shown!r}, which is not registered as a tool")
+
+    def _known_tools(self) -> str:
+        return f"; known: {', '.join(sorted(self.tools)[:20])}" if self.tools else "; it has no tools"
+
+
+def _hang_lookup(tool: Tool) -> None:
+    """Put ``lookup`` on the function, where a function takes attributes (a bound method does not)."""
+    hook = getattr(tool.function, "lookup", None)
+    if not isinstance(hook, LookupHook):
+        hook = LookupHook()
+        try:
+            tool.function.lookup = hook  # type: ignore[attr-defined]
+        except AttributeError:
+            return
+    hook.add(tool)
+
+
+def _model_source(agent: str, model: ModelSource) -> ModelSource:
+    is_client = isinstance(model, ModelClient) and not isinstance(model, type)
+    if is_client or callable(model):
+        return model
+    raise Misconfiguration(
+        f"agent {agent!r}: model is a name, a ModelClient (complete and stream) or a function that builds "
+        f"one, not a {type(model).__name__}"
+    )
+
+
+def _build(name: str, source: ModelSource) -> ModelClient:
+    if isinstance(source, ModelClient) and not isinstance(source, type):
+        return source
+    if not callable(source):
+        raise UnknownModel(
+            f"model {name!r} is neither a ModelClient (complete and stream) nor a function that builds one"
+        )
+    client = source()
+    if not isinstance(client, ModelClient):
+        raise UnknownModel(
+            f"what builds the model {name!r} returned a {type(client).__name__}, not a ModelClient"
+        )
+    return client
