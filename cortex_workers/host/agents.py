@@ -55,7 +55,7 @@ def make_agent(name: str, model: str, tools: Sequence[ToolReference], options: d
     return AgentEntry(definition, tuple(tools))
 
 
-def _check_name(name: str) -> None:
+def _check_name(name: Any) -> None:
     if (
         not isinstance(name, str)
         or not 1 <= len(name) <= MAX_NAME

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import importlib
-import os
 import re
 import sys
 import traceback
+from pathlib import Path
 from types import ModuleType
 
 from cortex_workers.errors import HostNotLoadable, Misconfiguration
@@ -21,7 +21,7 @@ def load_host(path: str) -> Host:
     Raises: HostNotLoadable, saying what went wrong and in which line; a Misconfiguration of the module's own
     tools and agents passes through.
     """
-    if not isinstance(path, str) or not _FORM.fullmatch(path.strip()):
+    if not _FORM.fullmatch(str(path).strip()):
         raise HostNotLoadable(f"a host is named module:attribute, like shop.agents:host, not {path!r:.100}")
     module_name, _, attribute = path.strip().partition(":")
     found: object = _import(module_name)
@@ -35,7 +35,7 @@ def load_host(path: str) -> Host:
 
 
 def _import(name: str) -> ModuleType:
-    here = os.getcwd()
+    here = str(Path.cwd())
     if here not in sys.path and "" not in sys.path:
         sys.path.insert(0, here)
     try:

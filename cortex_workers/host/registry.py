@@ -190,14 +190,6 @@ class Host:
             self.tools[name].set_retry_safe()
         self.definitions()
 
-    def check_models(self) -> None:
-        """Build the model client of every agent, so that a missing package or key shows when a worker starts.
-
-        Raises: UnknownModel.
-        """
-        for entry in self._agents.values():
-            self.model_client(entry.definition.model)
-
     def definitions(self) -> dict[str, AgentDefinition]:
         """Every agent with the schemas of its tools, by name.
 
@@ -207,22 +199,18 @@ class Host:
             self.tools[name].set_retry_safe()
         return {name: self._resolved(entry) for name, entry in self._agents.items()}
 
-    def model_client(self, model: str) -> ModelClient:
-        """The client for an agent's model text: the host's own, or the model layer's.
+    def model_client(self, model: str) -> ModelClient | None:
+        """The host's own client for an agent's model text, or None for a name that the model layer resolves.
 
-        One per process and text.
-
-        Raises: UnknownModel.
+        One per process and text; ``llm.resolve.client_for`` asks here first.
+        Raises: UnknownModel for a host's own model that it does not have or cannot build.
         """
         if model not in self._models:
-            if model.startswith("host:"):
-                raise UnknownModel(
-                    f"this host gives no model client to the agent {model.removeprefix('host:')!r}"
-                )
-            # Imported here: a producer that only describes its agents does not need the model layer.
-            from cortex_workers.llm.resolve import resolve
-
-            return resolve(model)
+            if not model.startswith("host:"):
+                return None
+            raise UnknownModel(
+                f"this host gives no model client to the agent {model.removeprefix('host:')!r}"
+            )
         key = (os.getpid(), model)
         with self._lock:
             if key not in self._clients:
