@@ -2,7 +2,6 @@
 
 import fcntl
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,7 +38,7 @@ class OwnerLock:
             # Renamed into place, so that an owner killed here leaves the old file or the new one.
             draft = self._path.with_suffix(".new")
             draft.write_text(json.dumps({"pid": own.pid, "started": own.started}))
-            os.replace(draft, self._path)
+            draft.replace(self._path)
 
     def release(self) -> None:
         """Give the folder up, if this process is its owner."""

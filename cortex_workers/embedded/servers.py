@@ -1,7 +1,6 @@
 """The pair of servers of one folder."""
 
 import json
-import os
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -89,13 +88,10 @@ class EmbeddedServers:
 
     def stop(self) -> None:
         """Stop the servers in good order and give the folder up; stopping twice is harmless."""
-        if not self._owned:
-            return
-        for node in (self._valkey, self._postgres):
-            if node is not None:
-                node.stop()
-        self._lock.release()
-        self._owned = False
+        if self._owned:
+            self._stop_nodes()
+            self._lock.release()
+            self._owned = False
 
     def remove_data(self) -> None:
         """Stop the servers and delete everything they hold.
@@ -105,8 +101,9 @@ class EmbeddedServers:
         if not self._owned:
             self._own_the_folder()
         place = places.prepare(self._folder)
-        self.stop()
-        places.remove(place)
+        self._stop_nodes()
+        places.remove(place)  # the owner's file goes with the rest
+        self._owned = False
 
     def __enter__(self) -> Self:
         """Start the servers."""
@@ -117,6 +114,11 @@ class EmbeddedServers:
     ) -> None:
         """Stop the servers."""
         self.stop()
+
+    def _stop_nodes(self) -> None:
+        for node in (self._valkey, self._postgres):
+            if node is not None:
+                node.stop()
 
     def _own_the_folder(self) -> None:
         places.make_folder(self._folder)
@@ -135,7 +137,8 @@ class EmbeddedServers:
         for tries_left in reversed(range(_PORT_TRIES)):
             node.port = ports.pick(wanted, remembered)
             try:
-                return node.start()
+                node.start()
+                return
             except PortInUse:
                 # Somebody took it between the look and the start.
                 if wanted is not None or not tries_left:
@@ -160,7 +163,7 @@ class EmbeddedServers:
                 chosen[node.name] = node.port
         draft = self._ports_file.with_suffix(".new")
         draft.write_text(json.dumps(chosen))
-        os.replace(draft, self._ports_file)
+        draft.replace(self._ports_file)
 
 
 def _present(node: N | None, what: str) -> N:
