@@ -116,5 +116,5 @@ class PostgresNode(Node):
 
     def _major_version(self) -> str:
         # The first line of the bootstrap file says for which major version it was made: no process is needed.
-        first = (self._home / "share" / "postgres.bki").open().readline()
-        return first.split()[-1]
+        with (self._home / "share" / "postgres.bki").open() as bootstrap:
+            return bootstrap.readline().split()[-1]
