@@ -1,0 +1,97 @@
+"""From an agent's model text to the client that answers: one per process and text."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Iterable
+
+from cortex_workers.errors import CortexError, Misconfiguration, UnknownModel
+from cortex_workers.host import Host
+from cortex_workers.llm.scripted import ScriptedModel
+from cortex_workers.ports import ModelClient
+
+# Providers whose package is an extra of ours, by the extra of pydantic-ai-slim.
+OUR_EXTRAS = frozenset({"openai", "anthropic", "google", "groq", "mistral", "bedrock"})
+_EXTRA = re.compile(r"pydantic-ai-slim\[([\w-]+)\]")
+
+_clients: dict[tuple[int, str], ModelClient] = {}
+_lock = threading.Lock()
+
+
+def resolve(model: str) -> ModelClient:
+    """The client for ``provider:name``, or ``scripted:FILE``.
+
+    Every provider of pydantic-ai goes by its own prefix; ``openai:`` speaks the Responses protocol, ``openai-chat:``
+    chat completions. The key is the process too: connections do not survive a fork.
+    Raises: UnknownModel, naming what to install where a package is missing; Misconfiguration where the provider
+    lacks its key or a script is wrong.
+    """
+    key = (os.getpid(), model)
+    with _lock:
+        if key not in _clients:
+            _clients[key] = _build(model)
+        return _clients[key]
+
+
+def client_for(host: Host, model: str) -> ModelClient:
+    """The client for the model text of an agent's definition: the host's own first.
+
+    Raises: as ``resolve``.
+    """
+    return host.model_client(model) or resolve(model)
+
+
+def check_models(host: Host, agents: Iterable[str] | None = None) -> None:
+    """Build the client of every agent, so that a missing package or key shows when a worker starts.
+
+    Raises: as ``resolve``, naming the agent.
+    """
+    definitions = host.definitions()
+    for name in definitions if agents is None else agents:
+        try:
+            client_for(host, definitions[name].model)
+        except Misconfiguration as error:
+            raise type(error)(f"agent {name!r}: {error.message}") from error
+
+
+def _build(model: str) -> ModelClient:
+    provider, found, name = model.partition(":")
+    if not found or not provider or not name:
+        raise UnknownModel(f"model {model[:100]!r}: a model is named provider:name, like openai:gpt-5-mini")
+    if provider == "scripted":
+        return ScriptedModel.from_file(name)
+    return _from_provider(model, provider)
+
+
+def _from_provider(model: str, provider: str) -> ModelClient:
+    try:
+        from pydantic_ai.exceptions import UserError
+        from pydantic_ai.models import infer_model
+
+        from cortex_workers.llm.pydantic_ai import PydanticAIClient
+    except ModuleNotFoundError as error:
+        extra = f"llm-{provider}" if provider in OUR_EXTRAS else "llm"
+        raise UnknownModel(f"model {model!r} needs: pip install 'cortex-workers[{extra}]'") from error
+    try:
+        return PydanticAIClient(infer_model(model), provider)
+    except UserError as error:
+        kind = UnknownModel if str(error).startswith("Unknown model") else Misconfiguration
+        raise kind(f"model {model!r}: {str(error)[:300]}") from error
+    except ImportError as error:
+        raise UnknownModel(f"model {model!r} needs: pip install '{_package(error)}'") from error
+    except CortexError:
+        raise
+    except Exception as error:
+        # Each provider's library checks its own configuration with errors of its own.
+        raise Misconfiguration(
+            f"model {model!r} cannot be set up: {type(error).__name__}: {str(error)[:300]}"
+        ) from error
+
+
+def _package(error: ImportError) -> str:
+    found = _EXTRA.search(str(error))
+    if found is None:
+        return error.name or "the provider's package"
+    return f"cortex-workers[llm-{found[1]}]" if found[1] in OUR_EXTRAS else f"pydantic-ai-slim[{found[1]}]"
