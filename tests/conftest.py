@@ -107,24 +107,29 @@ def empty_database_url(addresses: Addresses) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def broker_database_numbers(addresses: Addresses, worker_id: str) -> Iterator[int]:
-    """The broker's numbered databases in turn, each helper beginning at another place."""
-    helper = int(worker_id.removeprefix("gw")) if worker_id.startswith("gw") else 0
-    start = helper * addresses.broker_databases // 16
-    return itertools.cycle(
-        (start + step) % addresses.broker_databases for step in range(addresses.broker_databases)
-    )
+def broker_databases(addresses: Addresses, worker_id: str) -> Iterator[int]:
+    """The numbered databases of the broker that this helper may use, in turn for ever."""
+    helpers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    share = addresses.broker_databases // helpers
+    first = share * int(worker_id.removeprefix("gw")) if worker_id.startswith("gw") else 0
+    return itertools.cycle(range(first, first + share))
 
 
 @pytest.fixture
-def broker_url(addresses: Addresses, broker_database_numbers: Iterator[int]) -> str:
+def broker_url(addresses: Addresses, broker_databases: Iterator[int]) -> Iterator[str]:
     """A numbered database of this test's own, empty; on RabbitMQ the shared address (see `queue_prefix`)."""
     if urlsplit(addresses.broker).scheme not in {"redis", "rediss"}:
-        return addresses.broker
-    url = urlsplit(addresses.broker)._replace(path=f"/{next(broker_database_numbers)}").geturl()
-    with redis.Redis.from_url(url) as connection:
-        connection.flushdb()
-    return url
+        yield addresses.broker
+        return
+    for number in itertools.islice(broker_databases, addresses.broker_databases):
+        url = urlsplit(addresses.broker)._replace(path=f"/{number}").geturl()
+        with redis.Redis.from_url(url) as connection:
+            # One that holds something is somebody's: a stranger's, or a straggler's of an earlier test.
+            if connection.dbsize() == 0:
+                yield url
+                connection.flushdb()
+                return
+    pytest.fail("no numbered database of the broker is empty: this test would have to delete somebody's data")
 
 
 @pytest.fixture

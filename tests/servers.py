@@ -80,7 +80,7 @@ class SharedServers:
                     run=f"cortex_test_{uuid.uuid4().hex[:12]}",
                 )
             )
-        except Exception as error:  # told to whoever reads the addresses
+        except Exception as error:  # noqa: BLE001  told to whoever reads the addresses
             content = {"error": f"{type(error).__name__}: {error}"}
         draft = self.folder / "addresses.new"
         draft.write_text(json.dumps(content))

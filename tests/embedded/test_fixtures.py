@@ -1,10 +1,14 @@
 """What conftest.py promises to every test."""
 
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
 import psycopg
 import pytest
 import redis
 
 from cortex_workers.embedded import PostgresNode, ValkeyNode
+from tests.servers import Addresses
 
 
 @pytest.mark.parametrize("turn", range(3))
@@ -42,3 +46,15 @@ def test_a_broker_of_ones_own_forgets_everything_when_it_restarts(own_broker: Va
     own_broker.restart()
     with redis.Redis.from_url(own_broker.url) as connection:
         assert connection.dbsize() == 0
+
+
+def test_a_numbered_database_that_holds_something_is_passed_over(
+    addresses: Addresses, broker_databases: Iterator[int], request: pytest.FixtureRequest
+) -> None:
+    following = next(broker_databases) + 1
+    occupied = urlsplit(addresses.broker)._replace(path=f"/{following}").geturl()
+    with redis.Redis.from_url(occupied) as connection:
+        connection.set("a stranger's", 1)
+        given = request.getfixturevalue("broker_url")
+        assert urlsplit(given).path == f"/{following + 1}"
+        assert connection.delete("a stranger's") == 1
