@@ -41,10 +41,13 @@ EVENTS: dict[str, str] = {
     "worker.draining": "this worker takes no new work and hands off what it runs",
     "worker.stopped": "this worker has ended",
     "worker.watchdog": "the drain's deadline passed",
+    "worker.unheard": "this worker's heartbeat could not be written",
+    "worker.heard": "this worker's heartbeat is written again",
     "worker.starving": "messages wait, slots are free and nothing arrives",
     "sweep.done": "a sweep has ended",
     "sweep.row_failed": "one row of a sweep failed; the others went on",
     "sweep.fallback": "beat is silent; this worker sweeps by itself",
+    "thread.died": "a thread of this process ended by an error",
     "store.retry": "a database connection was lost before commit; tried once more",
 }
 
