@@ -13,7 +13,7 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python;
 	&& echo $$python && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up test test-fast test-fleet test-matrix soak fmt lint types arch docs docs-check wheel ci clean
+.PHONY: help setup demo up test test-fast test-fleet test-matrix coverage soak fmt lint types arch docs docs-check wheel ci clean
 
 help: ## print this page
 	@echo 'make TARGET, where TARGET is one of'
@@ -56,6 +56,12 @@ test-fleet: setup ## real workers, a real broker, real signals
 test-matrix: setup ## the tests that depend on it against another PostgreSQL, Redis and RabbitMQ
 	$(BIN)/python -m tests.matrix
 
+coverage: setup ## which lines the quick floors reach
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest -n $(JOBS) -m 'not fleet and not soak' $(PYTEST_ARGS) tests
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report --skip-covered
+
 soak: setup ## minutes of load
 	$(PYTEST) -m soak tests
 
@@ -88,5 +94,5 @@ ci: setup ## what CI runs, the quick checks first
 	done
 
 clean: ## delete what was made here, the data of the embedded servers included; .venv stays
-	rm -rf .cortex dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .cortex dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .coverage*
 	find cortex_workers tests -name __pycache__ -type d -prune -exec rm -rf {} +
