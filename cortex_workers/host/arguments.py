@@ -84,6 +84,9 @@ class Signature:
 class _Untitled(GenerateJsonSchema):
     """Titles repeat names; the model pays for each of them."""
 
+    def emit_warning(self, kind: Any, detail: str) -> None:
+        """Say nothing: a default that is no JSON is refused by ``_model``."""
+
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False
 
@@ -112,7 +115,10 @@ def read_signature(tool: str, function: Callable[..., Any]) -> Signature:
             continue
         # Own field names: a parameter may be called "json", "copy" or "_private", a field of a model may not.
         default = ... if parameter.default is inspect.Parameter.empty else parameter.default
-        field = Field(default, alias=parameter.name, description=told.get(parameter.name))
+        about: dict[str, Any] = {"alias": parameter.name}
+        if parameter.name in told:  # None would hide a description of the annotation's own
+            about["description"] = told[parameter.name]
+        field = Field(default, **about)
         fields[f"argument_{len(names)}"] = (hints[parameter.name], field)
         names.append(parameter.name)
     return Signature(_model(tool, fields), tuple(names), tuple(contexts))
@@ -187,19 +193,22 @@ def _hints(tool: str, function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _model(tool: str, fields: dict[str, Any]) -> type[BaseModel]:
-    config = ConfigDict(
-        extra="forbid", allow_inf_nan=False, validate_default=False, arbitrary_types_allowed=False
-    )
+    config = ConfigDict(extra="forbid", allow_inf_nan=False)
     for name, (_hint, field) in fields.items():
-        one = {name: fields[name]}
         try:
-            model = create_model(tool, __config__=config, **one)
+            # One at a time, so that the error can name the parameter.
+            model = create_model(tool, __config__=config, **{name: fields[name]})
             model.model_json_schema(schema_generator=_Untitled)
-            if not field.is_required():
-                model().model_dump(mode="json", warnings="error")
-        except (PydanticUserError, PydanticSerializationError, TypeError, ValueError) as error:
+        except (PydanticUserError, TypeError, ValueError) as error:
             reason = str(error).splitlines()[0][:MAX_REASON]
             raise InvalidTool(f"tool {tool!r}: parameter {field.alias!r} cannot be JSON: {reason}") from error
+        try:
+            if not field.is_required():
+                model().model_dump(mode="json", warnings="error")
+        except (PydanticSerializationError, ValueError) as error:
+            raise InvalidTool(
+                f"tool {tool!r}: the default of parameter {field.alias!r} does not fit its type, or is no JSON"
+            ) from error
     return create_model(tool, __config__=config, **fields)
 
 

@@ -21,7 +21,7 @@ def load_host(path: str) -> Host:
     Raises: HostNotLoadable, saying what went wrong and in which line; a Misconfiguration of the module's own
     tools and agents passes through.
     """
-    if not _FORM.fullmatch(str(path).strip()):
+    if not _FORM.fullmatch(str(path).strip()) or ".py:" in path:
         raise HostNotLoadable(f"a host is named module:attribute, like shop.agents:host, not {path!r:.100}")
     module_name, _, attribute = path.strip().partition(":")
     found: object = _import(module_name)

@@ -56,7 +56,7 @@ class Host:
         self._models: dict[str, ModelSource] = dict(models or {})
         self._retry_safe: set[str] = set()
         self._clients: dict[tuple[int, str], ModelClient] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     @overload
     def tool(self, function: Callable[P, R], /) -> ToolFunction[P, R]: ...
@@ -272,7 +272,15 @@ def _build(name: str, source: ModelSource) -> ModelClient:
         raise UnknownModel(
             f"model {name!r} is neither a ModelClient (complete and stream) nor a function that builds one"
         )
-    client = source()
+    try:
+        client = source()
+    except Misconfiguration:
+        raise
+    except Exception as error:
+        # The host's own code, called when a worker starts.
+        raise UnknownModel(
+            f"model {name!r} cannot be built: {type(error).__name__}: {str(error)[:300]}"
+        ) from error
     if not isinstance(client, ModelClient):
         raise UnknownModel(
             f"what builds the model {name!r} returned a {type(client).__name__}, not a ModelClient"

@@ -51,11 +51,18 @@ def write_raw(response: theirs.ModelResponse, provider: str) -> dict[str, Any] |
             case _:
                 continue  # files, speech and provider-side tools are never asked for
     about = _opaque(response, _RESPONSE)
-    plain = all(set(part) <= {"kind", "chars", "call", "call_id"} for part in parts)
-    if plain and "id" not in about and len([part for part in parts if part["kind"] == "text"]) <= 1:
+    if "id" not in about and _says_nothing(parts):
         return None
     document: dict[str, Any] = _clean({"v": VERSION, "provider": provider, "response": about, "parts": parts})
     return document
+
+
+def _says_nothing(parts: list[dict[str, Any]]) -> bool:
+    """Tell whether the message alone gives the same parts in the same order: one text, then the calls."""
+    kinds = [part["kind"] for part in parts]
+    texts = kinds.count("text")
+    plain = all(part.keys() <= {"kind", "chars", "call", "call_id"} for part in parts)
+    return plain and texts <= 1 and kinds == ["text"] * texts + ["call"] * (len(kinds) - texts)
 
 
 def restore_parts(message: Message, provider: str) -> theirs.ModelResponse | None:
