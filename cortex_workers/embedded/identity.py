@@ -44,7 +44,7 @@ def servers_at_work_in(data: Path, name: str) -> list[Any]:
     behind even when every note about it is gone.
     """
     psutil = wheels.module("psutil")
-    found = []
+    found, data = [], data.resolve()  # the kernel knows no links
     for process in psutil.process_iter(["name"]):
         with suppress(psutil.Error):
             if process.info["name"] == name and Path(process.cwd()) == data:

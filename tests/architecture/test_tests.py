@@ -25,11 +25,16 @@ def sleeps(source: Source) -> list[str]:
         f"tests/{source.name}:{node.lineno}"
         for node in source.nodes
         if isinstance(node, ast.Call)
+        and not _only_yields(node)
         and (
             (isinstance(node.func, ast.Attribute) and node.func.attr == "sleep")
             or (isinstance(node.func, ast.Name) and node.func.id == "sleep")
         )
     ]
+
+
+def _only_yields(call: ast.Call) -> bool:
+    return any(isinstance(argument, ast.Constant) and argument.value == 0 for argument in call.args)
 
 
 def mocks(source: Source) -> list[str]:
@@ -60,6 +65,10 @@ def test_a_sleep_is_found(code: str) -> None:
 )
 def test_a_mock_is_found(code: str) -> None:
     assert mocks(Source("made/test_up.py", code))
+
+
+def test_letting_another_coroutine_run_is_no_sleep() -> None:
+    assert sleeps(Source("made/test_up.py", "asyncio.sleep(0)")) == []
 
 
 def test_every_place_that_may_sleep_exists() -> None:

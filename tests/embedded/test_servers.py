@@ -336,3 +336,17 @@ def test_no_two_callers_are_given_the_same_port_by_a_seed() -> None:
         random.seed(1)
         chosen.add(ports.pick(None, None))
     assert len(chosen) > 1
+
+
+def test_an_orphan_is_found_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    first = EmbeddedServers(tmp_path / "link" / ".cortex", valkey=False, durable=False).start()
+    (tmp_path / "real" / ".cortex" / "owner.json").unlink()
+    second = EmbeddedServers(tmp_path / "link" / ".cortex", valkey=False, durable=False)
+    try:
+        second.start()
+        assert not first.postgres.is_running
+        assert value_of(second.database_url, "SELECT 1") == 1
+    finally:
+        second.remove_data()
