@@ -17,7 +17,7 @@
     ├─ RunFailure           the run ends and the row says why: ReclaimLimit · RunNotRecoverable · EffectUncertain
     │                       · PrincipalRevoked · MaxSteps · BudgetExhausted · ModelFailed · CheckpointRejected
     │                       · PauseExpired · InvalidContinuation
-    ├─ Unavailable          infrastructure: StoreUnavailable · ModelUnavailable · WaitTimeout
+    ├─ Unavailable          infrastructure: StoreUnavailable · ModelUnavailable · WaitTimeout · ToolTimeout
     └─ Misconfiguration     at start, never later: PrincipalCodecRequired · UnknownTool · DuplicateTool · InvalidTool
                             · UnknownModel · HostNotLoadable · InvalidSettings · SchemaBehind · UnsupportedCelery
 
@@ -362,6 +362,12 @@ class WaitTimeout(Unavailable):
     """What was waited for did not happen in time."""
 
     code = "wait_timeout"
+
+
+class ToolTimeout(Unavailable, TimeoutError):
+    """The tool did not return in time and was left behind; whether it took effect is not known."""
+
+    code = "tool_timeout"
 
 
 # --- Misconfiguration: at start, never later ---------------------------------------------------------------------

@@ -23,6 +23,8 @@ from cortex_workers.store import leases, workers
 from cortex_workers.store.database import Database
 from cortex_workers.store.unit import Unit
 
+__all__ = ["RETRY_S", "DrainRequest", "Held", "LeaseKeeper"]
+
 RETRY_S = 1.0
 """Pause after a pass that failed, and the least pause between two heartbeats written out of turn."""
 
