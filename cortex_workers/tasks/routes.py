@@ -1,0 +1,60 @@
+"""The whole routing: one table from notification to task and queue. Adding a consumer is adding a row.
+
+Queues go by readiness, not by task: what has begun never waits behind what has not.
+Source: rulings 12, 13, 21; house.md 3.5.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from cortex_workers.schemas.notifications import Notification, RunReady, RunReclaimable
+
+CONTINUE_RUN: Final = "cortex.continue_run"
+SWEEP_EXPIRED: Final = "cortex.sweep_expired"
+
+QueueKind = Literal["continue", "resume", "a2a", "sweep"]
+QUEUES: Final[tuple[QueueKind, ...]] = ("continue", "resume", "a2a", "sweep")
+"""Every worker consumes all four; `-Q` narrows it."""
+
+Kind = Literal["start", "begun"]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Where a notification goes: the task, the kind of queue, and the kind of run it is about."""
+
+    task: str
+    queue: QueueKind
+    kind: Kind
+
+
+_START = Route(CONTINUE_RUN, "continue", "start")
+_BEGUN = Route(CONTINUE_RUN, "resume", "begun")
+
+ROUTES: Final[dict[tuple[str, str], Route]] = {
+    ("RunReady", "start"): _START,
+    ("RunReady", "answer"): _BEGUN,
+    ("RunReady", "slice"): _BEGUN,
+    ("RunReady", "reclaim"): _BEGUN,
+    ("RunReclaimable", ""): _BEGUN,
+}
+"""By kind of notification and, where it has one, its ``why``."""
+
+TOLD_ONLY: Final = frozenset(
+    {"RunCompleted", "RunFailed", "RunCancelled", "CheckpointCreated", "CheckpointResolved"}
+)
+"""Hooks hear of these; no task does anything about them."""
+
+TASK_QUEUES: Final[dict[str, QueueKind]] = {CONTINUE_RUN: "resume", SWEEP_EXPIRED: "sweep"}
+"""Where a task goes that names no queue: `celery call`, beat. A continue without a route has begun."""
+
+
+def route(notification: Notification) -> tuple[Route, RunReady | RunReclaimable] | None:
+    """Where a notification goes, with the notification; None when no task acts on it."""
+    if isinstance(notification, RunReady):
+        return ROUTES[notification.kind, notification.why], notification
+    if isinstance(notification, RunReclaimable):
+        return ROUTES[notification.kind, ""], notification
+    return None
