@@ -75,23 +75,24 @@ class Move:
     only_unshared: bool = False
     lease_ttl_s: float | None = None
     owner: str | None = None
+    session_messages: int = 0
 
 
-def create(unit: Unit, name: str, values: Mapping[str, Any], move: Move) -> Row | None:
-    """Insert a run by its creating transition; None when the id is taken."""
+def create(unit: Unit, name: str, rows: Sequence[Mapping[str, Any]], move: Move) -> list[Row]:
+    """Insert runs by their creating transition; a row whose id is taken is missing from what comes back."""
     row = transition("run", name)
-    first_seq = move.seqs + 1
+    fixed = {"state": row.target, "instruction": row.instruction, "next_seq": move.seqs + 1}
     made = (
         pg_insert(runs)
-        .values(state=row.target, instruction=row.instruction, next_seq=first_seq, **values)
+        .values([{**values, **fixed} for values in rows])
         .on_conflict_do_nothing(index_elements=[runs.c.id])
         .returning(*runs.c)
         .cte("moved")
     )
-    after = _run(unit, made, row, move)
-    if after is not None:
+    found: list[Row] = [dict(item) for item in unit.execute(_with_event(made, row, move)).mappings()]
+    for after in found:
         _tell(unit, row, None, after)
-    return after
+    return found
 
 
 def apply(unit: Unit, name: str, run_id: str, guard: Guard, move: Move = Move()) -> Row | None:  # noqa: B008
@@ -300,7 +301,7 @@ def create_in(unit: Unit, machine: str, name: str, rows: Sequence[Mapping[str, A
     row = transition(machine, name)
     if rows:
         table = tables.metadata.tables[_TABLE[machine]]
-        unit.connection.execute(insert(table), [{**values, "state": row.target} for values in rows])
+        unit.execute(insert(table).values([{**values, "state": row.target} for values in rows]))
 
 
 def apply_in(

@@ -1,0 +1,269 @@
+"""A decision becomes an instruction and a ready run, or the run's end: one transaction.
+
+Source: runs.md 3.5, 6.7, T08 to T10; decisions R2, R14; rulings 6, 39, 44 to 48; bug cases C01, C46.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jsonschema
+
+from cortex_workers.engine.continue_run import resolved_agent
+from cortex_workers.engine.runtime import Runtime
+from cortex_workers.engine.validate import checked_id, checked_json, checked_text
+from cortex_workers.errors import (
+    CheckpointNotFound,
+    InvalidDecision,
+    InvalidState,
+    SessionClosed,
+    SuspensionExpired,
+)
+from cortex_workers.schemas.agent import AgentDefinition
+from cortex_workers.schemas.checkpoint import Checkpoint, CheckpointKind, Decision
+from cortex_workers.schemas.ids import CHECKPOINT
+from cortex_workers.store import checkpoints, runs, sessions, suspensions, tables, transcript, turns
+from cortex_workers.store.transitions import Guard, Move, Row
+from cortex_workers.store.unit import Unit
+
+MECHANISM_PREFIX = "cortex:"
+
+
+@dataclass(slots=True)
+class Pause:
+    """A checkpoint with everything a decision is checked against, as read before the transaction."""
+
+    checkpoint: Row
+    run: Row
+    suspension: Row
+    agent: AgentDefinition
+    pending: list[Row] = field(default_factory=list)
+
+
+def decide(rt: Runtime, checkpoint_id: str, decision: Decision, scope: str | None, principal: bytes | None = None
+           ) -> Checkpoint:
+    """Record the first decision on an approval checkpoint and make its run go on (or end).
+
+    A repeat with the same content returns what was recorded and changes nothing.
+    Raises: InvalidId, CheckpointNotFound, InvalidDecision, InvalidState (``recorded`` carries the first decision),
+    SuspensionExpired, SessionClosed. Nothing is written by a refusal.
+    """
+    decision = checked_decision(decision)
+    pause = load_pause(rt, checkpoint_id, scope)
+    recorded = already(rt, pause, decision)
+    if recorded is not None:
+        return recorded
+    _check_shape(pause, decision)
+    if not decision.approved:
+        decision = decision.model_copy(update={"amended_arguments": None})
+    ends = not decision.approved and pause.agent.on_rejection == "fail"
+
+    def work(unit: Unit) -> Checkpoint | None:
+        return _write(unit, pause, decision, principal, ends)
+
+    done = rt.database.run(work)
+    if done is not None:
+        return done
+    return lost(rt, checkpoint_id, decision, scope)
+
+
+def checked_decision(decision: Decision) -> Decision:
+    """The texts of a decision can be stored, and no person claims to be a mechanism.
+
+    Raises: InvalidDecision, UnstorableText.
+    """
+    for what, text in (("the reason", decision.reason), ("decided_by", decision.decided_by), ("actor", decision.actor)):
+        if text is not None:
+            checked_text(what, text)
+            if len(text) > 10_000:
+                raise InvalidDecision(f"{what} is longer than 10,000 characters")
+    for name in (decision.decided_by, decision.actor):
+        if name is not None and name.startswith(MECHANISM_PREFIX):
+            raise InvalidDecision(f"names that start with {MECHANISM_PREFIX!r} are reserved for mechanisms")
+    if decision.amended_arguments is not None:
+        if not isinstance(decision.amended_arguments, dict):
+            raise InvalidDecision("amended arguments must be a JSON object")
+        checked_json(decision.amended_arguments, "amended arguments")
+    return decision
+
+
+def load_pause(rt: Runtime, checkpoint_id: str, scope: str | None) -> Pause:
+    """Read a checkpoint of this scope (or below) with its run, pause and calls.
+
+    Raises: InvalidId, CheckpointNotFound.
+    """
+    checked_id(CHECKPOINT, checkpoint_id)
+    with rt.database.read() as unit:
+        row = checkpoints.get(unit, checkpoint_id, scope)
+        if row is None or row["suspension_id"] is None:
+            raise CheckpointNotFound(f"there is no checkpoint {checkpoint_id} in this scope")
+        run = runs.get(unit, row["run_id"])
+        suspension = suspensions.get(unit, row["suspension_id"])
+        if run is None or suspension is None:
+            raise CheckpointNotFound(f"the run of checkpoint {checkpoint_id} is gone")
+        spec = runs.spec(unit, run["id"]) or {}
+        pending = suspensions.pending(unit, row["suspension_id"])
+    agent = resolved_agent(rt, {**run, "overrides": spec.get("overrides")})
+    return Pause(row, run, suspension, agent, pending)
+
+
+def already(rt: Runtime, pause: Pause, decision: Decision) -> Checkpoint | None:
+    """What was recorded, when the checkpoint is decided and this is the same decision again (ruling 46).
+
+    Raises: InvalidState when it was decided otherwise, or closed without a decision.
+    """
+    if pause.checkpoint["state"] == "pending":
+        return None
+    with rt.database.read() as unit:
+        shown = checkpoints.to_checkpoint(unit, pause.checkpoint)
+    if shown.decision is not None and shown.closed_as in ("decided", "settled"):
+        if shown.decision.same_content(decision):
+            return shown
+        word = "approved" if shown.decision.approved else "rejected"
+        said = str(shown.decision.outcome) if shown.decision.outcome is not None else word
+        raise InvalidState(f"the checkpoint was {shown.closed_as} already: {said}", recorded=shown.decision)
+    raise InvalidState(f"the checkpoint is closed: {shown.closed_as}", recorded=shown.decision)
+
+
+def _check_shape(pause: Pause, decision: Decision) -> None:
+    """Everything about a decision that can be wrong, before anything moves."""
+    kind = pause.checkpoint["kind"]
+    if kind == CheckpointKind.UNCERTAIN_EFFECT:
+        raise InvalidDecision("this checkpoint asks what became of a call: settle it as happened, did_not_happen or stop")
+    if decision.outcome is not None:
+        raise InvalidDecision("an outcome settles an uncertain effect; this checkpoint is approved or rejected")
+    if decision.amended_arguments is None or not decision.approved:
+        return
+    if len(pause.pending) != 1:
+        raise InvalidDecision(
+            f"amended arguments fit a pause with exactly one call; this one has {len(pause.pending)}"
+        )
+    check_arguments(pause.agent, pause.pending[0]["tool"], decision.amended_arguments)
+
+
+def check_arguments(agent: AgentDefinition, tool: str, arguments: dict[str, Any]) -> None:
+    """Check arguments against the published schema of the run's frozen version.
+
+    Raises: InvalidDecision, naming the place that does not fit.
+    """
+    spec = agent.tool(tool)
+    if spec is None:
+        raise InvalidDecision(f"the run's agent has no tool named {tool!r}")
+    validator = jsonschema.validators.validator_for(spec.parameters)(spec.parameters)
+    error = next(iter(sorted(validator.iter_errors(arguments), key=lambda item: list(map(str, item.path)))), None)
+    if error is not None:
+        where = ".".join(str(part) for part in error.path) or "the object"
+        raise InvalidDecision(f"amended arguments do not fit tool {tool}: {where}: {error.message[:300]}")
+
+
+def _write(unit: Unit, pause: Pause, decision: Decision, principal: bytes | None, ends: bool) -> Checkpoint | None:
+    session = sessions.lock(unit, pause.run["session_id"])
+    if session is not None and session["gated_at"] is not None:
+        raise SessionClosed("the session is paused by an operator; lift the pause before deciding")
+    sessions.touch(unit, pause.run["session_id"])
+    moved = _move_run(unit, pause, decision, ends)
+    if moved is None:
+        return None
+    suspensions.answer_all(unit, pause.suspension["id"], decision.actor or "unknown", "decide")
+    closed = _record(unit, pause, decision, principal, int(moved["revision"]), "decided")
+    if closed is None:
+        raise InvalidState("the checkpoint was closed in the same moment")
+    _adjudicate(unit, pause, decision, principal)
+    if ends:
+        deny_waiting(unit, pause, _rejection_text(decision))
+    return checkpoints.to_checkpoint(unit, closed)
+
+
+def _move_run(unit: Unit, pause: Pause, decision: Decision, ends: bool) -> Row | None:
+    guard = Guard(suspension_id=pause.suspension["id"], revision=pause.run["revision"])
+    actor = decision.actor
+    if not ends:
+        data = {"checkpoint_id": pause.checkpoint["id"], "approved": decision.approved}
+        return turns.move(unit, "decide", pause.run, guard, Move(actor=actor, data=data))
+    values = {
+        "error_code": "checkpoint_rejected",
+        "error_text": f"checkpoint rejected: {decision.reason or 'no reason given'}"[:4000],
+    }
+    data = {"checkpoint_id": pause.checkpoint["id"], "approved": False}
+    return turns.move(unit, "reject", pause.run, guard, Move(values=values, actor=actor, data=data))
+
+
+def _record(
+    unit: Unit, pause: Pause, decision: Decision, principal: bytes | None, revision: int, name: str
+) -> Row | None:
+    public = decision.model_dump(mode="json", exclude_none=True, exclude={"decided_at"})
+    closed = checkpoints.close(
+        unit, name, [tables.checkpoints.c.id == pause.checkpoint["id"]],
+        {"decision": public, "decider_principal": principal}, revision,
+    )
+    return closed[0] if closed else None
+
+
+def _rejection_text(decision: Decision) -> str:
+    by = decision.decided_by or decision.actor or "the approver"
+    return f"rejected by {by}: {decision.reason or 'no reason given'}"
+
+
+def _adjudicate(unit: Unit, pause: Pause, decision: Decision, principal: bytes | None) -> None:
+    note = decision.reason if decision.approved else _rejection_text(decision)
+    write_verdicts(
+        unit, pause, "granted" if decision.approved else "denied", note,
+        approver=decision.decided_by or decision.actor, principal=principal,
+    )
+
+
+def write_verdicts(
+    unit: Unit, pause: Pause, outcome: str, note: str | None, approver: str | None = None,
+    principal: bytes | None = None, authority: str = "person",
+) -> None:
+    """One adjudication per call of a pause (ruling 48)."""
+    rounds = checkpoints.rounds(unit, pause.run["id"], [call["call_id"] for call in pause.pending])
+    checkpoints.adjudicate(
+        unit,
+        [
+            {
+                "run_id": pause.run["id"],
+                "session_id": pause.run["session_id"],
+                "scope": pause.run["scope"],
+                "call_id": call["call_id"],
+                "attempt": rounds.get(call["call_id"], 0) + 1,
+                "checkpoint_id": pause.checkpoint["id"],
+                "suspension_id": pause.suspension["id"],
+                "workload": pause.run["workload"] or pause.run["agent"],
+                "specialist": pause.run["agent"],
+                "outcome": outcome,
+                "scope_of_verdict": "pause",
+                "authority": authority,
+                "disposition": None if outcome == "granted" else "refused_by_operator",
+                "approver": approver,
+                "approver_principal": principal,
+                "note": note,
+            }
+            for call in pause.pending
+        ],
+    )
+
+
+def deny_waiting(unit: Unit, pause: Pause, text: str) -> None:
+    """Close the calls of a pause that ended its run."""
+    transcript.close_pending(unit, pause.run["id"], _ids(pause.pending), text[:2000])
+
+
+def _ids(calls: Sequence[Row]) -> list[str]:
+    return [call["call_id"] for call in calls]
+
+
+def lost(rt: Runtime, checkpoint_id: str, decision: Decision, scope: str | None) -> Checkpoint:
+    """Tell why no row matched: decided by somebody else (perhaps with the same words), too late, or moved on.
+
+    Raises: SuspensionExpired, InvalidState.
+    """
+    pause = load_pause(rt, checkpoint_id, scope)
+    recorded = already(rt, pause, decision)
+    if recorded is not None:
+        return recorded
+    if pause.run["state"] == "paused" and pause.suspension["overdue"]:
+        raise SuspensionExpired(f"the deadline of this pause was {pause.suspension['expires_at']:%Y-%m-%d %H:%M:%S} UTC")
+    raise InvalidState("the pause was left in the meantime")

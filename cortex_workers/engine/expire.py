@@ -1,0 +1,85 @@
+"""Ends what nobody answered or started in time; called by the sweep for one row at a time.
+
+Source: runs.md T15, 9.2; decision R14; rulings 39, 40; bug case C26.
+"""
+
+from __future__ import annotations
+
+from cortex_workers.engine import decide as deciding
+from cortex_workers.engine.continue_run import resolved_agent
+from cortex_workers.engine.runtime import Runtime
+from cortex_workers.store import checkpoints, runs, sessions, suspensions, transcript, turns
+from cortex_workers.store.transitions import Guard, Move
+from cortex_workers.store.unit import Unit
+
+SWEEPER = "cortex:sweeper"
+
+
+def expire_pause(rt: Runtime, suspension_id: str) -> bool:
+    """Expire one overdue pause: its run fails, or the model is told; false when somebody moved it first."""
+    with rt.database.read() as unit:
+        suspension = suspensions.get(unit, suspension_id)
+        run = runs.get(unit, suspension["run_id"]) if suspension is not None else None
+        if suspension is None or run is None or run["suspension_id"] != suspension_id:
+            return False
+        pending = suspensions.pending(unit, suspension_id)
+        found = checkpoints.of_pause(unit, suspension_id)
+        spec = runs.spec(unit, run["id"]) or {}
+    agent = resolved_agent(rt, {**run, "overrides": spec.get("overrides")})
+    pause = deciding.Pause(found or {}, run, suspension, agent, pending)
+    return rt.database.run(lambda unit: _expire(unit, pause))
+
+
+def _expire(unit: Unit, pause: deciding.Pause) -> bool:
+    session = sessions.lock(unit, pause.run["session_id"])
+    if session is not None and session["gated_at"] is not None:
+        return False
+    sessions.touch(unit, pause.run["session_id"])
+    deadline = f"{pause.suspension['expires_at']:%Y-%m-%d %H:%M:%S} UTC"
+    to_model = pause.suspension["on_expiry"] == "return_to_model"
+    guard = Guard(suspension_id=pause.suspension["id"])
+    if to_model:
+        moved = turns.move(unit, "expire_to_model", pause.run, guard, Move(actor=SWEEPER))
+    else:
+        text = f"nobody answered this pause ({pause.suspension['reason']}) before its deadline {deadline}"
+        values = {"error_code": "suspension_expired", "error_text": text}
+        moved = turns.move(unit, "expire", pause.run, guard, Move(values=values, actor=SWEEPER))
+    if moved is None:
+        return False
+    note = f"nobody answered before {deadline}"
+    checkpoints.close_of_run(unit, pause.run["id"], "expired", int(moved["revision"]), note)
+    if pause.checkpoint:
+        deciding.write_verdicts(unit, pause, "expired", note, authority="mechanism", approver=SWEEPER)
+    if not to_model:
+        deciding.deny_waiting(unit, pause, note)
+    return True
+
+
+def cancel_unstarted(rt: Runtime, run_id: str) -> bool:
+    """Cancel a run that nobody started before its ``start_by``; false when it was claimed first."""
+
+    def work(unit: Unit) -> bool:
+        run = runs.get(unit, run_id)
+        if run is None:
+            return False
+        sessions.lock(unit, run["session_id"])
+        values = {"error_code": "not_started", "error_text": f"not started by {run['start_by']:%Y-%m-%d %H:%M:%S} UTC"}
+        moved = turns.move(unit, "start_by", run, Guard(), Move(values=values, actor=SWEEPER))
+        if moved is not None:
+            transcript.close_all_pending(unit, run_id, "the run was not started in time")
+        return moved is not None
+
+    return rt.database.run(work)
+
+
+def lapse(rt: Runtime, run_id: str) -> bool:
+    """Take a run from a worker whose lease ran out; false when it was renewed or moved in time."""
+
+    def work(unit: Unit) -> bool:
+        run = runs.get(unit, run_id)
+        if run is None:
+            return False
+        moved = turns.move(unit, "lapse", run, Guard(), Move(actor=SWEEPER, data={"owner": run["lease_owner"]}))
+        return moved is not None
+
+    return rt.database.run(work)

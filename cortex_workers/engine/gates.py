@@ -1,0 +1,127 @@
+"""The gates of one tool call, each final: schema, list, authorizer, approval.
+
+Source: runs.md 6.3, 6.7, 8.8; decisions R12, R15; rulings 3, 44.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cortex_workers.engine.execution import Execution, Planned, Result
+from cortex_workers.errors import RequiresApproval
+from cortex_workers.host import BadArguments, ToolContext, clean_text
+from cortex_workers.schemas.llm import ToolCall
+from cortex_workers.store.transitions import Row
+
+
+def context(ex: Execution, planned: Planned | None = None, deadline: float | None = None) -> ToolContext:
+    """What the authorizer and a handler are told of one call (of the step, where there is no call yet)."""
+    return ToolContext(
+        run_id=ex.run_id,
+        step=planned.step_index if planned is not None else ex.next_step,
+        call_id=planned.call.id if planned is not None else "",
+        agent=ex.agent.name,
+        scope=ex.row["scope"],
+        principal=ex.principal,
+        session_id=ex.row["session_id"],
+        attempt=int(planned.row.get("attempt", 1)) if planned is not None and planned.row else 1,
+        deadline=deadline,
+        cancelled=lambda: ex.held.lost,
+        draining=lambda: ex.rt.drain.is_set() or ex.held.stop_requested is not None,
+    )
+
+
+def visible_tools(ex: Execution) -> tuple[str, ...]:
+    """The names the model is shown in this step: the agent's list, narrowed by the authorizer."""
+    names = tuple(spec.name for spec in ex.agent.tools)
+    authorizer = ex.rt.host.authorizer if ex.rt.host is not None else None
+    if authorizer is None:
+        return names
+    allowed = set(authorizer.visible(context(ex), names))
+    return tuple(name for name in names if name in allowed)
+
+
+def plan(ex: Execution, calls: Sequence[ToolCall], step_index: int, message_seq: int | None,
+         provider_ids: Sequence[str] = ()) -> list[Planned]:
+    """The calls of one turn in the model's order, with their tools."""
+    host = ex.rt.host
+    planned = []
+    for ordinal, call in enumerate(calls):
+        spec = ex.agent.tool(call.name)
+        tool = host.tools.get(call.name) if host is not None and spec is not None else None
+        provider = provider_ids[ordinal] if ordinal < len(provider_ids) else call.id
+        planned.append(
+            Planned(call, ordinal, step_index, message_seq, spec, tool,
+                    provider_call_id=clean_text(provider[:200])[0])
+        )
+    return planned
+
+
+def judge(ex: Execution, planned: Planned, verdict: Row | None = None) -> Result | None:
+    """Take one call through the gates.
+
+    Returns a result when the call ends here (it cannot run, or it is denied); otherwise None, with ``ready`` set for
+    a call that may run and ``waits_for_approval`` for one that needs a person.
+    """
+    if planned.spec is None or planned.tool is None:
+        return failed(planned, f"there is no tool named {planned.call.name[:64]!r} here")
+    if verdict is not None and verdict["outcome"] != "granted":
+        return denied(planned, str(verdict["note"] or "rejected"))
+    arguments = _arguments(planned, verdict)
+    try:
+        planned.ready = planned.tool.validate(arguments)
+    except BadArguments as error:
+        return failed(planned, clean_text(str(error))[0])
+    if verdict is not None:
+        planned.granted = _still_same(planned, verdict)
+    return _authorize(ex, planned)
+
+
+def _arguments(planned: Planned, verdict: Row | None) -> str:
+    amended = ((verdict or {}).get("decision") or {}).get("amended_arguments")
+    if amended is None:
+        return planned.call.arguments
+    planned.executed_args = json.dumps(amended, ensure_ascii=False, sort_keys=True)
+    planned.amended_by = (verdict or {}).get("approver")
+    return planned.executed_args
+
+
+def _still_same(planned: Planned, verdict: Row) -> bool:
+    """Whether what would run is what the approver saw; if not, they are asked again (bug case C23)."""
+    assert planned.ready is not None
+    seen = verdict.get("payload")
+    amended = ((verdict.get("decision") or {}).get("amended_arguments")) is not None
+    return amended or seen is None or seen == planned.ready.canonical
+
+
+def _authorize(ex: Execution, planned: Planned) -> Result | None:
+    """Ask the authorizer about the arguments that will run; a fresh denial beats an approval."""
+    assert planned.spec is not None and planned.ready is not None
+    needs = planned.spec.needs_approval
+    ttl = planned.spec.approval_ttl_s
+    authorizer = ex.rt.host.authorizer if ex.rt.host is not None else None
+    if authorizer is not None:
+        arguments: Mapping[str, Any] = planned.ready.canonical
+        try:
+            authorizer.authorize(context(ex, planned), planned.call.name, dict(arguments), planned.granted)
+        except RequiresApproval as escalation:
+            needs = True
+            ttl = escalation.ttl.total_seconds() if escalation.ttl is not None else ttl
+        except Exception as error:  # foreign code: any other error of an authorizer is its denial
+            return denied(planned, clean_text(str(error) or type(error).__name__)[0])
+    if needs and not planned.granted:
+        planned.waits_for_approval = True
+        planned.approval_ttl_s = ttl
+    return None
+
+
+def failed(planned: Planned, text: str) -> Result:
+    """A call that could not run or whose handler failed: the model reads why."""
+    return Result(planned, "fail", json.dumps({"error": text}, ensure_ascii=False), error=text[:2000])
+
+
+def denied(planned: Planned, text: str) -> Result:
+    """A call that was forbidden, rejected or left unanswered: the model reads why."""
+    return Result(planned, "deny", json.dumps({"error": text}, ensure_ascii=False), error=text[:2000])

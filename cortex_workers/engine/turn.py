@@ -1,0 +1,171 @@
+"""The calls of one turn: gates first, then one after another, with the exact commits of ruling 2.
+
+An unsafe call runs between two commits: its start record before the handler, its outcome before anything else is
+dispatched. Safe results stay in hand and travel with the next fenced transaction.
+Source: rulings 1, 2, 4; decision R12.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from enum import Enum
+
+from cortex_workers import probes
+from cortex_workers.engine import boundary, dispatch, gates, suspend, uncertain
+from cortex_workers.engine.batch import Batch, save
+from cortex_workers.engine.execution import Answered, Execution, Planned, Result
+from cortex_workers.errors import LeaseLost
+from cortex_workers.store import checkpoints, transcript
+from cortex_workers.store.transitions import Row
+
+
+class TurnEnd(Enum):
+    """How a turn ended."""
+
+    GO_ON = "go_on"
+    PAUSED = "paused"
+
+
+def new_turn(ex: Execution, answered: Answered) -> TurnEnd:
+    """Commit the model's answer and handle the calls it asks for.
+
+    The commit is the pause itself when nothing can be dispatched.
+    """
+    raw = answered.message.raw or {}
+    planned = gates.plan(ex, answered.message.tool_calls, ex.next_step, None, raw.get("provider_call_ids", ()))
+    early = {id(item): result for item in planned if (result := gates.judge(ex, item)) is not None}
+    waiting = [item for item in planned if item.waits_for_approval]
+    runnable = [item for item in planned if id(item) not in early and not item.waits_for_approval]
+    reason = boundary.stop_reason(ex)
+    if reason is not None:
+        # An answer that arrives in a drain is stored with the hand-off, without a start record (ruling 2).
+        suspend.hand_off(ex, reason, answered)
+        return TurnEnd.PAUSED
+    if waiting and not runnable:
+        suspend.pause_for_approval(ex, waiting, answered, list(early.values()))
+        return TurnEnd.PAUSED
+    starts = [runnable[0]] if runnable and not runnable[0].safe else []
+    batch = Batch(ex, answered, starts)
+    stop = save(ex, batch)
+    probes.reach("turn.after_commit")
+    for item in planned:
+        item.message_seq = ex.last_message_seq
+    return run_turn(ex, planned, early, waiting, started=starts[0] if starts else None, stop=stop)
+
+
+def continued_turn(ex: Execution, verdicts: dict[str, Row], rows: dict[str, Row],
+                   calls: Sequence[Planned]) -> TurnEnd:
+    """Handle the outstanding calls of a stored turn: answered, cut off, or never reached."""
+    early: dict[int, Result] = {}
+    for item in calls:
+        item.row = dict(rows.get(item.call.id, {}))
+        if item.row.get("state") == "started" and not item.safe:
+            settled = uncertain.resolve(ex, item)
+            if settled is uncertain.Verdict.GIVEN_AWAY:
+                return TurnEnd.PAUSED
+            if isinstance(settled, Result):
+                early[id(item)] = settled
+                continue
+        result = gates.judge(ex, item, verdicts.get(item.call.id))
+        if result is not None:
+            early[id(item)] = result
+    waiting = [item for item in calls if item.waits_for_approval]
+    return run_turn(ex, list(calls), early, waiting)
+
+
+def run_turn(
+    ex: Execution, planned: Sequence[Planned], early: dict[int, Result], waiting: Sequence[Planned],
+    started: Planned | None = None, stop: str | None = None,
+) -> TurnEnd:
+    """Run what may run in the model's order, then pause for what waits."""
+    phase = time.monotonic()
+    for index, item in enumerate(planned):
+        if id(item) in early:
+            ex.results.append(early[id(item)])
+            continue
+        if item in waiting:
+            continue
+        if item.safe:
+            boundary.check(ex)
+            ex.results.append(dispatch.run_handler(ex, item))
+            continue
+        following = _next_unsafe(planned, early, waiting, index)
+        if started is not item:
+            started = _record(ex, item)
+        result = _run_unsafe(ex, item, stop)
+        if result is None:
+            return TurnEnd.PAUSED
+        stop = None
+        started = _store_outcome(ex, result, following)
+    if waiting:
+        suspend.pause_for_approval(ex, waiting, None)
+        return TurnEnd.PAUSED
+    if ex.results and time.monotonic() - phase > ex.rt.settings.phase_commit_s:
+        save(ex, Batch(ex))
+    return TurnEnd.GO_ON
+
+
+def _next_unsafe(
+    planned: Sequence[Planned], early: dict[int, Result], waiting: Sequence[Planned], index: int
+) -> Planned | None:
+    """The call dispatched right after this one, when it is unsafe: its start record travels with our outcome."""
+    for item in planned[index + 1 :]:
+        if id(item) in early or item in waiting:
+            continue
+        return None if item.safe else item
+    return None
+
+
+def _record(ex: Execution, item: Planned) -> Planned:
+    """The start record of an unsafe call, in a transaction of its own, with the results in hand."""
+    boundary.check(ex)
+    probes.reach("tool.before_start_record")
+    save(ex, Batch(ex, None, [item]))
+    return item
+
+
+def _run_unsafe(ex: Execution, item: Planned, stop: str | None) -> Result | None:
+    """Dispatch an unsafe call whose start record is stored; None when the run was given away instead.
+
+    Raises: LeaseLost, having left the proof that the handler was never entered.
+    """
+    probes.reach("tool.after_start_record")
+    try:
+        boundary.check(ex)
+    except LeaseLost:
+        dispatch.keep_late(ex, item, dispatch.NEVER_ENTERED)
+        raise
+    except boundary.HandOff as hand_off:
+        suspend.hand_off(ex, hand_off.reason, None, take_back=item)
+        return None
+    if stop is not None:
+        suspend.hand_off(ex, stop, None, take_back=item)
+        return None
+    try:
+        return dispatch.run_handler(ex, item)
+    except dispatch.Uncertain as error:
+        settled = uncertain.resolve(ex, item, why=str(error))
+        return settled if isinstance(settled, Result) else None
+
+
+def _store_outcome(ex: Execution, result: Result, following: Planned | None) -> Planned | None:
+    """The outcome of an unsafe call, before anything else is dispatched; carries the next start record."""
+    ex.results.append(result)
+    carried = following if following is not None and boundary.stop_reason(ex) is None else None
+    try:
+        save(ex, Batch(ex, None, [carried] if carried is not None else []))
+    except LeaseLost:
+        dispatch.keep_late(ex, result.planned, dispatch.late_text(ex, result))
+        raise
+    probes.reach("tool.after_outcome")
+    return carried
+
+
+def load_verdicts(ex: Execution, calls: Sequence[Planned]) -> tuple[dict[str, Row], dict[str, Row]]:
+    """What was decided on calls that waited, and the calls' rows."""
+    with ex.rt.database.read() as unit:
+        rows = {row["call_id"]: row for row in transcript.load_calls(unit, ex.run_id, ex.last_step_index)}
+        asked = [item.call.id for item in calls if rows.get(item.call.id, {}).get("state") in ("pending", "started")]
+        verdicts = checkpoints.verdicts(unit, ex.run_id, asked) if asked else {}
+    return verdicts, rows

@@ -1,0 +1,112 @@
+"""What callers send, checked before anything is written.
+
+Source: decisions R16, R17; runs.md 2.2; ruling 35.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from cortex_workers.errors import InputTooLarge, InvalidArgument, InvalidId, InvalidScope, NoScope, UnstorableText
+from cortex_workers.schemas.base import canonical_json
+from cortex_workers.schemas.ids import PREFIXES, SESSION, is_id
+from cortex_workers.schemas.scope import Scope, ScopeError
+
+_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
+METADATA_BYTES = 65_536
+
+
+def checked_scope(text: str | None) -> Scope:
+    """A scope, well formed.
+
+    Raises: NoScope when there is none, InvalidScope otherwise.
+    """
+    if not text:
+        raise NoScope()
+    try:
+        return Scope.parse(text)
+    except ScopeError as error:
+        raise InvalidScope(str(error)) from None
+
+
+def checked_text(what: str, text: str) -> str:
+    """A text that Postgres can store.
+
+    Raises: UnstorableText for NUL or a lone surrogate, InvalidArgument for what is no text.
+    """
+    if not isinstance(text, str):
+        raise InvalidArgument(f"{what} must be text, not {type(text).__name__}")
+    if _UNSTORABLE.search(text):
+        raise UnstorableText(f"{what} holds a NUL character or a lone surrogate; it cannot be stored")
+    return text
+
+
+def checked_input(text: str, limit_bytes: int) -> str:
+    """A run's input.
+
+    Raises: InputTooLarge above the limit (bytes of UTF-8), UnstorableText.
+    """
+    checked_text("the input", text)
+    if len(text) > limit_bytes or len(text.encode()) > limit_bytes:
+        raise InputTooLarge(f"the input has {len(text.encode())} bytes, the limit is {limit_bytes}")
+    return text
+
+
+def checked_metadata(metadata: dict[str, Any] | None) -> None:
+    """A run's metadata: a small JSON object.
+
+    Raises: InvalidArgument, UnstorableText, InputTooLarge.
+    """
+    if metadata is None:
+        return
+    try:
+        text = canonical_json(metadata)
+    except (TypeError, ValueError) as error:
+        raise InvalidArgument(f"metadata must be a JSON object: {error}") from None
+    checked_json(metadata, "metadata")
+    if len(text.encode("utf-8", "replace")) > METADATA_BYTES:
+        raise InputTooLarge(f"metadata is larger than {METADATA_BYTES} bytes")
+
+
+def checked_json(value: Any, what: str) -> None:
+    """A JSON value without text that Postgres cannot store, at any depth, keys included.
+
+    Raises: UnstorableText.
+    """
+    if isinstance(value, str):
+        checked_text(what, value)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            checked_text(f"a key of {what}", key)
+            checked_json(item, what)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            checked_json(item, what)
+
+
+def checked_session(session: str | None) -> None:
+    """A session argument: an id, or a caller's key of 1 to 200 characters.
+
+    Raises: InvalidId, InvalidArgument, UnstorableText.
+    """
+    if session is None:
+        return
+    checked_text("the session", session)
+    if session.startswith(f"{SESSION}_") and not is_id(SESSION, session):
+        raise InvalidId(f"a session id looks like {SESSION}_01h… ({session[:60]!r} does not)")
+    if not 1 <= len(session) <= 200:
+        raise InvalidArgument("a session key has 1 to 200 characters")
+
+
+def checked_id(prefix: str, text: str) -> str:
+    """An id of one kind.
+
+    Raises: InvalidId, naming the kind that was expected and, where it can be told, the one that was given.
+    """
+    if is_id(prefix, text):
+        return text
+    given = str(text).split("_", 1)[0]
+    other = PREFIXES.get(given)
+    hint = f"; this looks like a {other} id" if other and given != prefix else ""
+    raise InvalidId(f"a {PREFIXES[prefix]} id looks like {prefix}_01h… ({str(text)[:60]!r} does not){hint}")

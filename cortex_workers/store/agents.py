@@ -1,0 +1,117 @@
+"""Agents and their immutable versions, as workers publish them.
+
+Source: ruling 53.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy import Interval, func, literal, select, update
+from sqlalchemy.dialects.postgresql import insert
+
+from cortex_workers.schemas.agent import AgentDefinition
+from cortex_workers.store import clock, tables
+from cortex_workers.store.unit import Unit
+
+agents, versions, workers = tables.agents, tables.agent_versions, tables.workers
+
+
+@dataclass(frozen=True, slots=True)
+class CurrentAgent:
+    """The version of an agent that new runs get."""
+
+    name: str
+    digest: str
+    pool: str
+    definition: AgentDefinition
+
+
+def add_versions(unit: Unit, definitions: Iterable[AgentDefinition]) -> None:
+    """Store versions that are not there yet; an existing one is never touched."""
+    rows = [
+        {"digest": item.digest(), "name": item.name, "definition": item.model_dump(mode="json")}
+        for item in sorted(definitions, key=lambda item: item.name)
+    ]
+    if rows:
+        unit.execute(insert(versions).values(rows).on_conflict_do_nothing(index_elements=[versions.c.digest]))
+
+
+def publish(unit: Unit, definitions: Iterable[AgentDefinition]) -> None:
+    """Make a worker's own versions known, and current where they are the newest that live workers register."""
+    items = sorted(definitions, key=lambda item: item.name)
+    add_versions(unit, items)
+    for item in items:
+        unit.execute(
+            insert(agents)
+            .values(name=item.name, current_digest=item.digest(), pool=item.pool)
+            .on_conflict_do_nothing(index_elements=[agents.c.name])
+        )
+    recompute_current(unit, [item.name for item in items], {item.digest(): item.pool for item in items})
+
+
+def recompute_current(unit: Unit, names: Iterable[str] | None = None, pools: Mapping[str, str] | None = None) -> None:
+    """Set each agent's current version: the newest first-published one among those live workers register."""
+    alive = workers.c.heartbeat_at > clock.now() - 3 * workers.c.heartbeat_every_s * literal(
+        timedelta(seconds=1), Interval
+    )
+    newest = (
+        select(versions.c.name, versions.c.digest, versions.c.definition)
+        .distinct(versions.c.name)
+        .where(
+            select(workers.c.id)
+            .where(workers.c.ended_at.is_(None), alive, versions.c.digest == func.any(workers.c.own_agents))
+            .exists()
+        )
+        .order_by(versions.c.name, versions.c.published_at.desc(), versions.c.digest)
+    )
+    if names is not None:
+        newest = newest.where(versions.c.name.in_(list(names)))
+    for row in unit.all(newest):
+        pool = (pools or {}).get(row.digest) or row.definition.get("pool") or "main"
+        unit.execute(
+            update(agents)
+            .where(agents.c.name == row.name, (agents.c.current_digest != row.digest) | (agents.c.pool != pool))
+            .values(current_digest=row.digest, pool=pool)
+        )
+
+
+def current(unit: Unit, name: str) -> CurrentAgent | None:
+    """The current version of a name, or None when no worker ever registered it."""
+    row = unit.one(
+        select(agents.c.name, agents.c.current_digest, agents.c.pool, versions.c.definition)
+        .join(versions, versions.c.digest == agents.c.current_digest)
+        .where(agents.c.name == name)
+    )
+    if row is None:
+        return None
+    return CurrentAgent(row.name, row.current_digest, row.pool, AgentDefinition.model_validate(row.definition))
+
+
+def names(unit: Unit) -> list[str]:
+    """Every agent name a producer may use."""
+    return [row.name for row in unit.all(select(agents.c.name).order_by(agents.c.name))]
+
+
+def definition(unit: Unit, digest: str) -> AgentDefinition | None:
+    """The frozen definition of one version."""
+    found = unit.scalar(select(versions.c.definition).where(versions.c.digest == digest))
+    return AgentDefinition.model_validate(found) if found is not None else None
+
+
+def all_versions(unit: Unit) -> list[tuple[str, AgentDefinition]]:
+    """Every version, for a worker that works out what it serves."""
+    rows = unit.all(select(versions.c.digest, versions.c.definition).order_by(versions.c.published_at))
+    return [(row.digest, AgentDefinition.model_validate(row.definition)) for row in rows]
+
+
+def unknown_digests(unit: Unit, known: Iterable[str]) -> list[Any]:
+    """Versions that a worker has not looked at yet."""
+    return list(
+        unit.all(
+            select(versions.c.digest, versions.c.definition).where(versions.c.digest.not_in(list(known) or [""]))
+        )
+    )

@@ -1,0 +1,120 @@
+"""Sessions: found, created, locked; their counters and their floor.
+
+Lock order: a session before any of its runs (ruling 68).
+Source: decisions C1 to C4; rulings 35, 38.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import func, select, update
+from sqlalchemy.dialects.postgresql import insert
+
+from cortex_workers.schemas.ids import SESSION, new_id
+from cortex_workers.store import clock, tables
+from cortex_workers.store.unit import Unit
+
+sessions, runs = tables.sessions, tables.runs
+Row = Mapping[str, Any]
+
+
+def create_own(unit: Unit, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Insert sessions that each belong to one run (its first turn)."""
+    if rows:
+        unit.connection.execute(insert(sessions), [{**row, "turn_seq": 1} for row in rows])
+
+
+def find_or_create_key(unit: Unit, scope: str, agent: str, key: str) -> str:
+    """The id of the session under a caller's key, made on first use."""
+    live = (sessions.c.key != "default") | sessions.c.aborted_at.is_(None)
+    where = (sessions.c.scope == scope, sessions.c.agent == agent, sessions.c.key == key, live)
+    newest = select(sessions.c.id).where(*where).order_by(sessions.c.id.desc()).limit(1)
+    found = unit.scalar(newest)
+    if found is None:
+        unit.execute(
+            insert(sessions)
+            .values(id=new_id(SESSION), scope=scope, agent=agent, key=key)
+            .on_conflict_do_nothing()
+        )
+        found = unit.scalar(newest)
+    return str(found)
+
+
+def lock(unit: Unit, session_id: str) -> Row | None:
+    """Take a session's row; the next statement sees what this one waited for."""
+    row = unit.execute(
+        select(sessions).where(sessions.c.id == session_id).with_for_update(key_share=True)
+    ).mappings().first()
+    return dict(row) if row is not None else None
+
+
+def get(unit: Unit, session_id: str) -> Row | None:
+    """One session, unlocked."""
+    row = unit.execute(select(sessions).where(sessions.c.id == session_id)).mappings().first()
+    return dict(row) if row is not None else None
+
+
+def take_turn_seqs(unit: Unit, session_id: str, count: int) -> int:
+    """Give out places in the order of turns; returns the last one."""
+    return int(
+        unit.scalar(
+            update(sessions)
+            .where(sessions.c.id == session_id)
+            .values(turn_seq=sessions.c.turn_seq + count, last_event_at=clock.wall())
+            .returning(sessions.c.turn_seq)
+        )
+    )
+
+
+def end_turn(unit: Unit, session_id: str, messages: int = 0) -> int:
+    """Take the session's row and its next place in the order of completion."""
+    return int(
+        unit.scalar(
+            update(sessions)
+            .where(sessions.c.id == session_id)
+            .values(
+                completion_seq=sessions.c.completion_seq + 1,
+                message_count=sessions.c.message_count + messages,
+                last_event_at=clock.wall(),
+            )
+            .returning(sessions.c.completion_seq)
+        )
+    )
+
+
+def touch(unit: Unit, session_id: str) -> None:
+    """Take the session's row and note that something happened in it."""
+    unit.execute(update(sessions).where(sessions.c.id == session_id).values(last_event_at=clock.wall()))
+
+
+def share(unit: Unit, session_id: str, serial: bool) -> None:
+    """Mark the live runs of a session as shared, waiting for their rows (ruling 35)."""
+    unit.execute(
+        update(runs)
+        .where(
+            runs.c.session_id == session_id,
+            runs.c.completed_at.is_(None),
+            ~runs.c.shared,
+        )
+        .values(shared=True, serial=serial)
+    )
+
+
+def has_runs(unit: Unit, session_id: str) -> bool:
+    """Whether any run ever belonged to it."""
+    return bool(unit.scalar(select(func.count()).select_from(select(runs.c.id).where(
+        runs.c.session_id == session_id).limit(1).subquery())))
+
+
+def clear(unit: Unit, session_id: str) -> int:
+    """Move the floor of the conversation to now; nothing is deleted. Returns the number of messages hidden."""
+    row = lock(unit, session_id)
+    hidden = int(row["message_count"]) if row is not None else 0
+    unit.execute(
+        update(sessions)
+        .where(sessions.c.id == session_id)
+        .values(history_floor=sessions.c.completion_seq, message_count=0, last_event_at=clock.wall())
+    )
+    return hidden

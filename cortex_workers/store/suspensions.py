@@ -1,0 +1,81 @@
+"""Pauses and their pending calls: written with the pause, read by every door, ended and never deleted.
+
+Source: rulings 44, 47; runs.md 2.8, 2.9.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy import insert, select, update
+
+from cortex_workers.schemas.suspension import PendingCall, Suspension
+from cortex_workers.store import clock, tables, transcript
+from cortex_workers.store.transitions import Row
+from cortex_workers.store.unit import Unit
+
+suspensions, pending_calls, tool_calls = tables.suspensions, tables.pending_calls, tables.tool_calls
+
+
+def add(unit: Unit, row: Mapping[str, Any], ttl_s: float | None, pending: Sequence[Mapping[str, Any]]) -> Row:
+    """Write a pause with its calls; the deadline is computed by the database, once.
+
+    Raises: IntegrityError when the run has a live pause already.
+    """
+    expires = clock.wall() + timedelta(seconds=ttl_s) if ttl_s is not None else None
+    made = unit.execute(insert(suspensions).values(**row, expires_at=expires).returning(*suspensions.c)).mappings().one()
+    if pending:
+        unit.connection.execute(insert(pending_calls), [dict(item) for item in pending])
+    return dict(made)
+
+
+def get(unit: Unit, suspension_id: str) -> Row | None:
+    """One pause's row, with ``overdue`` judged on the database clock."""
+    statement = select(suspensions, (suspensions.c.expires_at <= clock.wall()).label("overdue")).where(
+        suspensions.c.id == suspension_id
+    )
+    found = unit.execute(statement).mappings().first()
+    return dict(found) if found is not None else None
+
+
+def pending(unit: Unit, suspension_id: str) -> list[Row]:
+    """The calls of a pause in the model's order, each with its tool and the model's arguments."""
+    statement = (
+        select(pending_calls, tool_calls.c.tool, tool_calls.c.step_index, tool_calls.c.message_seq,
+               tool_calls.c.attempt, tool_calls.c.state, tool_calls.c.late_result)
+        .join(
+            tool_calls,
+            (tool_calls.c.run_id == pending_calls.c.run_id) & (tool_calls.c.call_id == pending_calls.c.call_id),
+        )
+        .where(pending_calls.c.suspension_id == suspension_id)
+        .order_by(pending_calls.c.ordinal)
+    )
+    rows: list[Row] = [dict(row) for row in unit.execute(statement).mappings()]
+    if not rows:
+        return []
+    arguments = transcript.arguments_of(unit, rows[0]["run_id"], rows)
+    return [{**row, "arguments": arguments.get(row["call_id"], "{}")} for row in rows]
+
+
+def answer_all(unit: Unit, suspension_id: str, by: str, door: str) -> None:
+    """Note that every call of a pause was answered through one door."""
+    unit.execute(
+        update(pending_calls)
+        .where(pending_calls.c.suspension_id == suspension_id, pending_calls.c.answered_at.is_(None))
+        .values(answered_at=clock.wall(), answered_by=by, door=door)
+    )
+
+
+def to_pending(row: Row) -> PendingCall:
+    """The public type of a pending call."""
+    return PendingCall(
+        call_id=row["call_id"], tool=row["tool"], arguments=row["arguments"], kind=row["kind"], ordinal=row["ordinal"]
+    )
+
+
+def to_suspension(row: Row, calls: Sequence[Row]) -> Suspension:
+    """The public type of a pause."""
+    values = {name: row[name] for name in Suspension.model_fields if name in row}
+    return Suspension.model_validate({**values, "pending": tuple(to_pending(call) for call in calls)})
