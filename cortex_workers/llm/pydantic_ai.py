@@ -8,10 +8,12 @@ Source: decision S6, ruling 59.
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
+from weakref import WeakKeyDictionary
 
 from pydantic_ai import direct, exceptions
 from pydantic_ai import messages as theirs
@@ -36,11 +38,18 @@ _CODE = re.compile(r"[\w.:-]{1,64}")
 
 
 class PydanticAIClient:
-    """One provider's model. ``provider`` is the prefix of the model's name; raw documents of others are not sent."""
+    """One provider's model. ``provider`` is the prefix of the model's name; raw documents of others are not sent.
 
-    def __init__(self, model: Model, provider: str) -> None:
-        self._model = model
+    Connections belong to an event loop. A worker has one for all model calls; on another one ``build`` makes the
+    model anew.
+    """
+
+    def __init__(self, build: Callable[[], Model], provider: str) -> None:
+        self._build = build
         self._provider = provider
+        # Built at once, so that a missing key shows when a worker starts.
+        self._unbound: Model | None = build()
+        self._models: WeakKeyDictionary[asyncio.AbstractEventLoop, Model] = WeakKeyDictionary()
 
     async def complete(self, request: ModelRequest) -> ModelReply:
         """Answer one request. Cancelling the task closes the connection.
@@ -50,7 +59,7 @@ class PydanticAIClient:
         messages = to_messages(request, self._provider)
         with _sorted_errors():
             response = await direct.model_request(
-                self._model,
+                self._model(),
                 messages,
                 model_settings=_settings(request),
                 model_request_parameters=_parameters(request.tools),
@@ -65,7 +74,7 @@ class PydanticAIClient:
         messages = to_messages(request, self._provider)
         with _sorted_errors():
             opened = direct.model_request_stream(
-                self._model,
+                self._model(),
                 messages,
                 model_settings=_settings(request),
                 model_request_parameters=_parameters(request.tools),
@@ -81,9 +90,17 @@ class PydanticAIClient:
         yield ModelDelta(reply=to_reply(response, self._provider))
 
     async def aclose(self) -> None:
-        """Close the provider's connections."""
-        async with self._model:
+        """Close the provider's connections on this event loop."""
+        async with self._model():
             pass
+
+    def _model(self) -> Model:
+        loop = asyncio.get_running_loop()
+        model = self._models.get(loop)
+        if model is None:
+            model = self._models[loop] = self._unbound or self._build()
+            self._unbound = None
+        return model
 
 
 def to_messages(request: ModelRequest, provider: str) -> list[theirs.ModelMessage]:

@@ -6,6 +6,7 @@ import os
 import re
 import threading
 from collections.abc import Iterable
+from functools import partial
 
 from cortex_workers.errors import CortexError, Misconfiguration, UnknownModel
 from cortex_workers.host import Host
@@ -75,7 +76,7 @@ def _from_provider(model: str, provider: str) -> ModelClient:
         extra = f"llm-{provider}" if provider in OUR_EXTRAS else "llm"
         raise UnknownModel(f"model {model!r} needs: pip install 'cortex-workers[{extra}]'") from error
     try:
-        return PydanticAIClient(infer_model(model), provider)
+        return PydanticAIClient(partial(infer_model, model), provider)
     except UserError as error:
         kind = UnknownModel if str(error).startswith("Unknown model") else Misconfiguration
         raise kind(f"model {model!r}: {str(error)[:300]}") from error

@@ -23,6 +23,8 @@ from typing import Any
 from cortex_workers.testing import openai_wire as wire
 from cortex_workers.testing.openai_wire import Answer
 
+__all__ = ["Answer", "OpenAIServer", "Received"]
+
 PROTOCOLS = {"/v1/chat/completions": "chat", "/v1/responses": "responses"}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import pytest
@@ -34,7 +35,7 @@ def talk(
         async def exchange(server: OpenAIServer) -> T:
             monkeypatch.setenv("OPENAI_BASE_URL", base_url or server.base_url)
             monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
-            client = PydanticAIClient(infer_model(f"{provider}:gpt-5-mini"), provider)
+            client = PydanticAIClient(partial(infer_model, f"{provider}:gpt-5-mini"), provider)
             try:
                 return await ask(client, server)
             finally:

@@ -32,7 +32,7 @@ def their_parts(draw: st.DrawFn) -> list[theirs.ModelResponsePart]:
     """A response as a provider may give it: any mixture, any order."""
     bare: dict[str, Any] = {"provider_name": None, "id": None, "provider_details": None}
     by: dict[str, Any] = {"provider_name": PROVIDER, "provider_details": draw(details)}
-    part = st.one_of(
+    part: st.SearchStrategy[Any] = st.one_of(
         st.builds(theirs.TextPart, texts, **{key: st.just(value) for key, value in bare.items()}),
         st.builds(
             theirs.TextPart, texts, id=st.none() | texts, **{key: st.just(value) for key, value in by.items()}
@@ -46,7 +46,7 @@ def their_parts(draw: st.DrawFn) -> list[theirs.ModelResponsePart]:
 
 
 def answer_with(function: Any, asked: ModelRequest) -> ModelReply:
-    return asyncio.run(PydanticAIClient(FunctionModel(function), PROVIDER).complete(asked))
+    return asyncio.run(PydanticAIClient(lambda: FunctionModel(function), PROVIDER).complete(asked))
 
 
 @given(content=st.just("") | texts, made=st.lists(calls, max_size=3, unique_by=lambda call: call.id))
@@ -159,7 +159,7 @@ def test_a_stream_gives_the_pieces_and_the_calls() -> None:
         yield {1: DeltaToolCall(json_args=':"17"}')}
 
     async def listen() -> list[Any]:
-        client = PydanticAIClient(FunctionModel(stream_function=pieces), PROVIDER)
+        client = PydanticAIClient(lambda: FunctionModel(stream_function=pieces), PROVIDER)
         return [delta async for delta in client.stream(request(user("q")))]
 
     *texts, last = asyncio.run(listen())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -17,6 +18,8 @@ from cortex_workers.llm import resolve as room
 from cortex_workers.llm.pydantic_ai import PydanticAIClient
 from cortex_workers.llm.resolve import check_models, client_for, resolve
 from cortex_workers.llm.scripted import ScriptedModel
+from cortex_workers.testing.openai_server import OpenAIServer
+from tests.llm.conftest import request
 
 
 @pytest.fixture(autouse=True)
@@ -93,6 +96,25 @@ def test_a_missing_key_is_a_misconfiguration_that_names_the_variable(monkeypatch
     with pytest.raises(Misconfiguration, match="OPENAI_API_KEY") as caught:
         resolve("openai:gpt-5-mini")
     assert not isinstance(caught.value, UnknownModel)
+
+
+def test_one_client_serves_one_event_loop_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kept-alive connections of a loop that has ended are not used again."""
+    with OpenAIServer([{"say": "one"}, {"say": "two"}, {"say": "three"}]) as server:
+        monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
+        client = resolve("openai-chat:gpt-5-mini")
+        assert isinstance(client, PydanticAIClient)
+        said = []
+        for _ in range(2):
+
+            async def ask(client: PydanticAIClient = client) -> str:
+                try:
+                    return (await client.complete(request())).content
+                finally:
+                    await client.aclose()
+
+            said.append(asyncio.run(ask()))
+        assert said == ["one", "two"]
 
 
 def test_the_host_s_own_models_come_first(tmp_path: Path) -> None:
