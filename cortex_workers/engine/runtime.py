@@ -6,7 +6,7 @@ Source: decision S2.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,7 @@ from cortex_workers.lease.keeper import LeaseKeeper
 from cortex_workers.lease.loops import Loops, ThreadRunner
 from cortex_workers.lease.slots import Slots
 from cortex_workers.notify.hooks import Hooks
-from cortex_workers.ports import ModelClient
+from cortex_workers.ports import HintDepth, ModelClient
 from cortex_workers.schemas.agent import AgentDefinition
 from cortex_workers.settings import Settings
 from cortex_workers.store import agents as agent_store
@@ -108,9 +108,19 @@ class Runtime:
     versions: Versions
     served: Served
     resolve_model: Callable[[str], ModelClient]
-    actor: str = "cortex"
+    starter: Callable[[Runtime, Iterable[str]], None]
+    stopper: Callable[[Runtime], None]
     flush: Callable[[float], None] = field(default=lambda _seconds: None)
+    depth: HintDepth | None = None
     closers: list[Callable[[], Any]] = field(default_factory=list)
+
+    def start(self, queues: Iterable[str] = ()) -> None:
+        """Begin to hold runs (`wiring.start`)."""
+        self.starter(self, queues)
+
+    def stop(self) -> None:
+        """End this process's part (`wiring.stop`)."""
+        self.stopper(self)
 
     def require_host(self) -> Host:
         """The host of this process.
