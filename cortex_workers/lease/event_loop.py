@@ -148,7 +148,7 @@ class EventLoop:
     def _main(self, ready: Future[asyncio.AbstractEventLoop]) -> None:
         try:
             anyio.run(self._serve, ready)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  the last frame of a thread: who waits for the loop must hear
             if ready.done():
                 raise
             ready.set_exception(error)

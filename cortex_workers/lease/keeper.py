@@ -179,7 +179,7 @@ class LeaseKeeper:
         """Do it, whatever happens: all that this process runs hangs on there being a next time."""
         try:
             work()
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:  # noqa: BLE001  the frame that keeps the thread alive
             if bad_news not in self._failing:
                 telemetry.event(bad_news, level="warning", held=len(self._held), error=repr(error))
             self._failing.add(bad_news)

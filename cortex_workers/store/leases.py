@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import BigInteger, Interval, Text, case, column, func, literal, null, or_, select, update
-from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy.dialects.postgresql import ARRAY, distinct_on
 
 from cortex_workers.schemas.lease import Term
 from cortex_workers.schemas.lifecycle import CLAIMABLE_RUN_STATES, RUN, QueueClass, RunState, WaitReason
@@ -163,11 +163,11 @@ def _former_states(unit: Unit, run_ids: Sequence[str]) -> dict[str, str]:
     """The state that each run was claimed from, told by its newest event before the claim."""
     newest = (
         select(events.c.run_id, events.c.kind)
-        .distinct(events.c.run_id)
         .where(
             events.c.run_id == func.any(literal(list(run_ids), ARRAY(Text))),
             events.c.kind.in_(list(_FORMER_STATE)),
         )
         .order_by(events.c.run_id, events.c.run_seq.desc())
+        .ext(distinct_on(events.c.run_id))
     )
     return {row["run_id"]: _FORMER_STATE[row["kind"]] for row in unit.execute(newest).mappings()}
