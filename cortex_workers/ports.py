@@ -74,4 +74,4 @@ class HintDepth(Protocol):
 
 
 TransitionHook = Callable[..., None]
-"""``on_transition(unit, row, before, after)``: called in the transaction, for every row of the run machine (ruling 69)."""
+"""``on_transition(unit, row, before, after)``, in the transaction, for every row of the run machine (ruling 69)."""

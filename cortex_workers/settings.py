@@ -27,7 +27,8 @@ class Settings(BaseSettings):
 
     # Where things are
     database_url: SecretStr | None = Field(
-        default=None, description="PostgreSQL 14 or newer, postgresql://user:password@host:port/name. The rows."
+        default=None,
+        description="PostgreSQL 14 or newer, postgresql://user:password@host:port/name. The rows.",
     )
     broker_url: SecretStr | None = Field(
         default=None, description="Redis, Valkey or RabbitMQ. It carries hints only; losing it costs latency."
@@ -35,36 +36,59 @@ class Settings(BaseSettings):
     host: str | None = Field(
         default=None, description="The host's agents and tools, module:attribute, like shop.agents:host."
     )
-    scope: str | None = Field(default=None, description="The default scope of a Client or command, like tenant=acme.")
-    actor: str | None = Field(default=None, description="Who decides when a command is used; default cli:<os user>.")
+    scope: str | None = Field(
+        default=None, description="The default scope of a Client or command, like tenant=acme."
+    )
+    actor: str | None = Field(
+        default=None, description="Who decides when a command is used; default cli:<os user>."
+    )
     data_dir: str = Field(
-        default=".cortex", description="Folder of the embedded development servers; no production command uses it."
+        default=".cortex",
+        description="Folder of the embedded development servers; no production command uses it.",
     )
 
     # Leases
     lease_ttl_s: float = Field(
-        default=60.0, ge=1, le=3600, description="How long a run stays with a silent worker before others may take it."
+        default=60.0,
+        ge=1,
+        le=3600,
+        description="How long a run stays with a silent worker before others may take it.",
     )
     lease_renew_s: float = Field(
-        default=20.0, ge=0.2, le=1200, description="One renewal statement per process and interval; a third of the ttl."
+        default=20.0,
+        ge=0.2,
+        le=1200,
+        description="One renewal statement per process and interval; a third of the ttl.",
     )
     lease_trust_s: float = Field(
-        default=40.0, ge=0.5, le=3600,
+        default=40.0,
+        ge=0.5,
+        le=3600,
         description="Without a confirmed renewal for this long, a worker starts no side effect. Below the ttl.",
     )
     reclaim_limit: int = Field(
-        default=3, ge=0, le=100, description="A run that loses its worker more often than this in a row fails."
+        default=3,
+        ge=0,
+        le=100,
+        description="A run that loses its worker more often than this in a row fails.",
     )
 
     # Sweeps and hints
-    sweep_interval_s: float = Field(default=10.0, ge=0.2, le=3600, description="Beat's interval of sweep_expired.")
+    sweep_interval_s: float = Field(
+        default=10.0, ge=0.2, le=3600, description="Beat's interval of sweep_expired."
+    )
     sweep_page: int = Field(default=100, ge=1, le=1000, description="Rows a pass reads at once.")
-    sweep_budget_s: float = Field(default=8.0, ge=0.1, le=600, description="A pass stops after this, the rest next time.")
+    sweep_budget_s: float = Field(
+        default=8.0, ge=0.1, le=600, description="A pass stops after this, the rest next time."
+    )
     renotify_s: float = Field(
         default=300.0, ge=0, le=86_400, description="A waiting run is announced again this often; 0 = never."
     )
     heal_known_s: float = Field(
-        default=3.0, ge=0.1, le=3600, description="A waiting run without a hint is announced after this, depth known."
+        default=3.0,
+        ge=0.1,
+        le=3600,
+        description="A waiting run without a hint is announced after this, depth known.",
     )
     heal_unknown_s: float = Field(
         default=15.0, ge=0.1, le=3600, description="The same where the queue's depth is not known."
@@ -72,10 +96,15 @@ class Settings(BaseSettings):
 
     # Pauses
     suspension_ttl_s: float = Field(
-        default=604_800.0, ge=0, le=31_536_000, description="Deadline of a pause without its own; 0 = none. 7 days."
+        default=604_800.0,
+        ge=0,
+        le=31_536_000,
+        description="Deadline of a pause without its own; 0 = none. 7 days.",
     )
     uncertain_settle_s: float = Field(
-        default=30.0, ge=0, le=86_400,
+        default=30.0,
+        ge=0,
+        le=86_400,
         description="A negative lookup is believed this long (plus the tool's timeout) after the old lease's expiry.",
     )
     uncertain_settle_no_timeout_s: float = Field(
@@ -83,16 +112,31 @@ class Settings(BaseSettings):
     )
 
     # Running
-    slots: int = Field(default=200, ge=1, le=5000, description="Runs a worker process executes at once (threads).")
-    pool: str = Field(default="main", pattern=r"^[a-z0-9_-]{1,40}$", description="The set of workers it belongs to.")
-    queue_prefix: str = Field(default="cw", pattern=r"^[a-z0-9_-]{1,20}$", description="Prefix of the queue names.")
-    slice_s: float = Field(default=300.0, ge=0.1, le=3600, description="A task works this long at most, then goes on.")
+    slots: int = Field(
+        default=200, ge=1, le=5000, description="Runs a worker process executes at once (threads)."
+    )
+    pool: str = Field(
+        default="main", pattern=r"^[a-z0-9_-]{1,40}$", description="The set of workers it belongs to."
+    )
+    queue_prefix: str = Field(
+        default="cw", pattern=r"^[a-z0-9_-]{1,20}$", description="Prefix of the queue names."
+    )
+    slice_s: float = Field(
+        default=300.0, ge=0.1, le=3600, description="A task works this long at most, then goes on."
+    )
     slice_steps: int = Field(default=25, ge=1, le=10_000, description="A task takes this many steps at most.")
     table_claim_s: float = Field(
-        default=10.0, ge=0, le=300, description="How long a slot takes runs from the table before it asks Celery again."
+        default=10.0,
+        ge=0,
+        le=300,
+        description="How long a slot takes runs from the table before it asks Celery again.",
     )
-    claim_batch: int = Field(default=8, ge=1, le=32, description="Rows claimed at once while runs are short (unshared).")
-    drain_s: float = Field(default=60.0, ge=0.5, le=3600, description="After SIGTERM, what still runs is handed off.")
+    claim_batch: int = Field(
+        default=8, ge=1, le=32, description="Rows claimed at once while runs are short (unshared)."
+    )
+    drain_s: float = Field(
+        default=60.0, ge=0.5, le=3600, description="After SIGTERM, what still runs is handed off."
+    )
     phase_commit_s: float = Field(
         default=2.0, ge=0, le=60, description="Results of a tool phase longer than this are stored at once."
     )
@@ -100,22 +144,38 @@ class Settings(BaseSettings):
         default=None, gt=0, le=86_400, description="Timeout of a tool without its own; none by default."
     )
     abandoned_tools_max: int = Field(
-        default=50, ge=1, le=1000, description="Tool threads left behind by timeouts before the process drains itself."
+        default=50,
+        ge=1,
+        le=1000,
+        description="Tool threads left behind by timeouts before the process drains itself.",
     )
     model_timeout_s: float = Field(default=300.0, gt=0, le=3600, description="Total time of one model call.")
     model_attempts: int = Field(default=4, ge=1, le=20, description="Tries of one model call within a step.")
-    model_backoff_s: float = Field(default=1.0, ge=0, le=60, description="First pause between two tries; doubles.")
-    model_wait_max_s: float = Field(
-        default=30.0, ge=0, le=600, description="A provider that asks for a longer pause gets the run back later."
+    model_backoff_s: float = Field(
+        default=1.0, ge=0, le=60, description="First pause between two tries; doubles."
     )
-    history_window: int = Field(default=100, ge=0, le=10_000, description="Newest messages of the session a run reads.")
+    model_wait_max_s: float = Field(
+        default=30.0,
+        ge=0,
+        le=600,
+        description="A provider that asks for a longer pause gets the run back later.",
+    )
+    history_window: int = Field(
+        default=100, ge=0, le=10_000, description="Newest messages of the session a run reads."
+    )
 
     # Sizes
-    input_bytes: int = Field(default=8_388_608, ge=1024, le=67_108_864, description="Largest input, encoded. 8 MiB.")
-    result_bytes: int = Field(default=1_048_576, ge=256, le=8_388_608, description="Longer tool results are cut. 1 MiB.")
+    input_bytes: int = Field(
+        default=8_388_608, ge=1024, le=67_108_864, description="Largest input, encoded. 8 MiB."
+    )
+    result_bytes: int = Field(
+        default=1_048_576, ge=256, le=8_388_608, description="Longer tool results are cut. 1 MiB."
+    )
 
     # Database
-    db_pool: int = Field(default=20, ge=2, le=500, description="Connections a worker process may use for work.")
+    db_pool: int = Field(
+        default=20, ge=2, le=500, description="Connections a worker process may use for work."
+    )
     db_lease_pool: int = Field(default=2, ge=1, le=10, description="Connections kept for renewals and drain.")
     db_prepare: bool = Field(
         default=False, description="Prepared statements; only for direct connections, never behind a pooler."
@@ -126,17 +186,28 @@ class Settings(BaseSettings):
 
     # Broker
     visibility_timeout_s: int = Field(
-        default=1800, ge=60, le=86_400, description="Redis: unacknowledged messages return; two slices must fit."
+        default=1800,
+        ge=60,
+        le=86_400,
+        description="Redis: unacknowledged messages return; two slices must fit.",
     )
-    publish_queue: int = Field(default=10_000, ge=10, le=1_000_000, description="Hints waiting to be sent; oldest dropped.")
-    breaker_s: float = Field(default=10.0, ge=0.1, le=600, description="Publishing pauses this long after a failure.")
+    publish_queue: int = Field(
+        default=10_000, ge=10, le=1_000_000, description="Hints waiting to be sent; oldest dropped."
+    )
+    breaker_s: float = Field(
+        default=10.0, ge=0.1, le=600, description="Publishing pauses this long after a failure."
+    )
 
     # Observability
     log_format: Literal["auto", "json", "console"] = Field(
         default="auto", description="auto = console on a terminal, else one JSON object a line."
     )
-    log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="Least level logged.")
-    metrics_port: int | None = Field(default=None, ge=1, le=65_535, description="Prometheus page of a worker; off.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="Least level logged."
+    )
+    metrics_port: int | None = Field(
+        default=None, ge=1, le=65_535, description="Prometheus page of a worker; off."
+    )
 
     @field_validator("database_url", "broker_url")
     @classmethod
@@ -165,7 +236,9 @@ class Settings(BaseSettings):
         Raises: InvalidSettings naming the variable when it is not set.
         """
         if self.database_url is None:
-            raise InvalidSettings(f"{PREFIX}DATABASE_URL is not set; it names the PostgreSQL database of the fleet")
+            raise InvalidSettings(
+                f"{PREFIX}DATABASE_URL is not set; it names the PostgreSQL database of the fleet"
+            )
         return self.database_url.get_secret_value()
 
     def require_broker(self) -> str:
@@ -174,7 +247,9 @@ class Settings(BaseSettings):
         Raises: InvalidSettings naming the variable when it is not set.
         """
         if self.broker_url is None:
-            raise InvalidSettings(f"{PREFIX}BROKER_URL is not set; it names the Redis or RabbitMQ that carries hints")
+            raise InvalidSettings(
+                f"{PREFIX}BROKER_URL is not set; it names the Redis or RabbitMQ that carries hints"
+            )
         return self.broker_url.get_secret_value()
 
     @property

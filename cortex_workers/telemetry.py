@@ -60,7 +60,9 @@ RECLAIMS = Counter("cw_reclaims_total", "Leases found lapsed by sweeps here")
 PUBLISHED = Counter("cw_hints_published_total", "Hints sent", ["task"])
 PUBLISH_FAILURES = Counter("cw_publish_failures_total", "Hints not sent")
 PUBLISH_DROPPED = Counter("cw_publish_dropped_total", "Hints dropped before sending", ["why"])
-UNKNOWN_MESSAGES = Counter("cw_unknown_messages_total", "Messages refused: unknown task, version or form", ["why"])
+UNKNOWN_MESSAGES = Counter(
+    "cw_unknown_messages_total", "Messages refused: unknown task, version or form", ["why"]
+)
 MODEL_CALLS = Counter("cw_model_calls_total", "Model calls", ["outcome"])
 TOOL_CALLS = Counter("cw_tool_calls_total", "Tool calls", ["tool", "outcome"])
 ABANDONED_TOOLS = Gauge("cw_abandoned_tools", "Tool threads left behind by timeouts")

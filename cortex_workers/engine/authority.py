@@ -42,7 +42,9 @@ def restore(host: Host | None, data: bytes | None, hand_backs: int) -> Any:
         ) from error
     except Exception as error:  # foreign code: an unexpected error is "not now", never a lost run
         raise RefusedForNow(
-            f"the principal codec raised {type(error).__name__}", retry_in_s=backoff_s(hand_backs), reason="principal"
+            f"the principal codec raised {type(error).__name__}",
+            retry_in_s=backoff_s(hand_backs),
+            reason="principal",
         ) from error
 
 

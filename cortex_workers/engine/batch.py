@@ -21,8 +21,12 @@ class Batch:
     """Collects rows; ``seqs`` says how many ordinals they need, ``write`` inserts them from ``base`` on."""
 
     def __init__(
-        self, ex: Execution, answered: Answered | None = None, starts: Sequence[Planned] = (),
-        waits: Sequence[Planned] = (), turn_results: Sequence[Result] = (),
+        self,
+        ex: Execution,
+        answered: Answered | None = None,
+        starts: Sequence[Planned] = (),
+        waits: Sequence[Planned] = (),
+        turn_results: Sequence[Result] = (),
     ) -> None:
         self.ex = ex
         self.results: list[Result] = list(ex.results)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 
 from cortex_workers.engine.runtime import Runtime
 from cortex_workers.engine.validate import checked_id, checked_text
@@ -46,7 +47,7 @@ def cancel(rt: Runtime, run_id: str, scope: str | None, actor: str, reason: str 
             raise RunNotFound(f"there is no run {run_id} in this scope")
         if before["state"] in TERMINAL_RUN_STATES:
             raise InvalidState(f"the run has ended already: {before['state']}")
-        found = rt.database.run(lambda unit, row=before: _end(unit, row, actor, reason))
+        found = rt.database.run(partial(_end, before=before, actor=actor, reason=reason))
         if found is not None:
             return found
     raise NotSuspended("the run kept moving while it was cancelled; look at it and try again")
@@ -54,9 +55,11 @@ def cancel(rt: Runtime, run_id: str, scope: str | None, actor: str, reason: str 
 
 def _end(unit: Unit, before: Row, actor: str, reason: str | None) -> Cancelled | None:
     sessions.lock(unit, before["session_id"])
-    in_flight = [
-        row["tool"] for row in transcript.load_calls(unit, before["id"]) if row["state"] == "started"
-    ] if before["state"] in ("running", "reclaimable") else []
+    in_flight = (
+        [row["tool"] for row in transcript.load_calls(unit, before["id"]) if row["state"] == "started"]
+        if before["state"] in ("running", "reclaimable")
+        else []
+    )
     guard = Guard(revision=before["revision"], suspension_id=before["suspension_id"])
     data = {"reason": (reason or "")[:500]} if reason else None
     values = {"error_code": "cancelled", "error_text": reason[:4000] if reason else None}

@@ -78,9 +78,16 @@ def prepare(rt: Runtime, row: Row, term: Term, held: Held) -> Execution:
     agent = resolved_agent(rt, row)
     principal = authority.restore(rt.host, row["principal"], int(row["hand_backs"]))
     ex = Execution(
-        rt=rt, row=row, term=term, held=held, agent=agent, principal=principal,
-        next_step=int(row["next_step"]), step_count=int(row["step_count"]),
-        usage=Usage.model_validate(row["usage"] or {}), stored_prompt=row["system_prompt"] is not None,
+        rt=rt,
+        row=row,
+        term=term,
+        held=held,
+        agent=agent,
+        principal=principal,
+        next_step=int(row["next_step"]),
+        step_count=int(row["step_count"]),
+        usage=Usage.model_validate(row["usage"] or {}),
+        stored_prompt=row["system_prompt"] is not None,
     )
     _load(ex)
     return ex
@@ -147,8 +154,15 @@ def _failed(rt: Runtime, row: Row, ex: Execution | None, term: Term, held: Held,
     if ex is None:
         definition = AgentDefinition(name=row["agent"], model="none")
         ex = Execution(
-            rt=rt, row=row, term=term, held=held, agent=definition, principal=None, stored_prompt=True,
-            next_step=int(row["next_step"]), step_count=int(row["step_count"]),
+            rt=rt,
+            row=row,
+            term=term,
+            held=held,
+            agent=definition,
+            principal=None,
+            stored_prompt=True,
+            next_step=int(row["next_step"]),
+            step_count=int(row["step_count"]),
             usage=Usage.model_validate(row["usage"] or {}),
         )
     try:

@@ -42,8 +42,9 @@ class Pause:
     pending: list[Row] = field(default_factory=list)
 
 
-def decide(rt: Runtime, checkpoint_id: str, decision: Decision, scope: str | None, principal: bytes | None = None
-           ) -> Checkpoint:
+def decide(
+    rt: Runtime, checkpoint_id: str, decision: Decision, scope: str | None, principal: bytes | None = None
+) -> Checkpoint:
     """Record the first decision on an approval checkpoint and make its run go on (or end).
 
     A repeat with the same content returns what was recorded and changes nothing.
@@ -74,7 +75,11 @@ def checked_decision(decision: Decision) -> Decision:
 
     Raises: InvalidDecision, UnstorableText.
     """
-    for what, text in (("the reason", decision.reason), ("decided_by", decision.decided_by), ("actor", decision.actor)):
+    for what, text in (
+        ("the reason", decision.reason),
+        ("decided_by", decision.decided_by),
+        ("actor", decision.actor),
+    ):
         if text is not None:
             checked_text(what, text)
             if len(text) > 10_000:
@@ -131,9 +136,13 @@ def _check_shape(pause: Pause, decision: Decision) -> None:
     """Everything about a decision that can be wrong, before anything moves."""
     kind = pause.checkpoint["kind"]
     if kind == CheckpointKind.UNCERTAIN_EFFECT:
-        raise InvalidDecision("this checkpoint asks what became of a call: settle it as happened, did_not_happen or stop")
+        raise InvalidDecision(
+            "this checkpoint asks what became of a call: settle it as happened, did_not_happen or stop"
+        )
     if decision.outcome is not None:
-        raise InvalidDecision("an outcome settles an uncertain effect; this checkpoint is approved or rejected")
+        raise InvalidDecision(
+            "an outcome settles an uncertain effect; this checkpoint is approved or rejected"
+        )
     if decision.amended_arguments is None or not decision.approved:
         return
     if len(pause.pending) != 1:
@@ -152,13 +161,17 @@ def check_arguments(agent: AgentDefinition, tool: str, arguments: dict[str, Any]
     if spec is None:
         raise InvalidDecision(f"the run's agent has no tool named {tool!r}")
     validator = jsonschema.validators.validator_for(spec.parameters)(spec.parameters)
-    error = next(iter(sorted(validator.iter_errors(arguments), key=lambda item: list(map(str, item.path)))), None)
+    error = next(
+        iter(sorted(validator.iter_errors(arguments), key=lambda item: list(map(str, item.path)))), None
+    )
     if error is not None:
         where = ".".join(str(part) for part in error.path) or "the object"
         raise InvalidDecision(f"amended arguments do not fit tool {tool}: {where}: {error.message[:300]}")
 
 
-def _write(unit: Unit, pause: Pause, decision: Decision, principal: bytes | None, ends: bool) -> Checkpoint | None:
+def _write(
+    unit: Unit, pause: Pause, decision: Decision, principal: bytes | None, ends: bool
+) -> Checkpoint | None:
     session = sessions.lock(unit, pause.run["session_id"])
     if session is not None and session["gated_at"] is not None:
         raise SessionClosed("the session is paused by an operator; lift the pause before deciding")
@@ -195,8 +208,11 @@ def _record(
 ) -> Row | None:
     public = decision.model_dump(mode="json", exclude_none=True, exclude={"decided_at"})
     closed = checkpoints.close(
-        unit, name, [tables.checkpoints.c.id == pause.checkpoint["id"]],
-        {"decision": public, "decider_principal": principal}, revision,
+        unit,
+        name,
+        [tables.checkpoints.c.id == pause.checkpoint["id"]],
+        {"decision": public, "decider_principal": principal},
+        revision,
     )
     return closed[0] if closed else None
 
@@ -209,14 +225,23 @@ def _rejection_text(decision: Decision) -> str:
 def _adjudicate(unit: Unit, pause: Pause, decision: Decision, principal: bytes | None) -> None:
     note = decision.reason if decision.approved else _rejection_text(decision)
     write_verdicts(
-        unit, pause, "granted" if decision.approved else "denied", note,
-        approver=decision.decided_by or decision.actor, principal=principal,
+        unit,
+        pause,
+        "granted" if decision.approved else "denied",
+        note,
+        approver=decision.decided_by or decision.actor,
+        principal=principal,
     )
 
 
 def write_verdicts(
-    unit: Unit, pause: Pause, outcome: str, note: str | None, approver: str | None = None,
-    principal: bytes | None = None, authority: str = "person",
+    unit: Unit,
+    pause: Pause,
+    outcome: str,
+    note: str | None,
+    approver: str | None = None,
+    principal: bytes | None = None,
+    authority: str = "person",
 ) -> None:
     """One adjudication per call of a pause (ruling 48)."""
     rounds = checkpoints.rounds(unit, pause.run["id"], [call["call_id"] for call in pause.pending])
@@ -265,5 +290,7 @@ def lost(rt: Runtime, checkpoint_id: str, decision: Decision, scope: str | None)
     if recorded is not None:
         return recorded
     if pause.run["state"] == "paused" and pause.suspension["overdue"]:
-        raise SuspensionExpired(f"the deadline of this pause was {pause.suspension['expires_at']:%Y-%m-%d %H:%M:%S} UTC")
+        raise SuspensionExpired(
+            f"the deadline of this pause was {pause.suspension['expires_at']:%Y-%m-%d %H:%M:%S} UTC"
+        )
     raise InvalidState("the pause was left in the meantime")

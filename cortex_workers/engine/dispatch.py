@@ -59,11 +59,20 @@ def _call(ex: Execution, planned: Planned, timeout: float | None, deadline: floa
     ctx = gates.context(ex, planned, deadline)
     if tool.is_async:
         return ex.rt.loops.call(
-            "tools", tool.call_async, ready, ctx, cancel=None, timeout_s=timeout, name=planned.call.name,
+            "tools",
+            tool.call_async,
+            ready,
+            ctx,
+            cancel=None,
+            timeout_s=timeout,
+            name=planned.call.name,
             on_late=lambda late: _late(ex, planned, late),
         )
     return ex.rt.threads.run_with_timeout(
-        lambda: tool.call(ready, ctx), timeout, planned.call.name, on_late=lambda late: _late(ex, planned, late)
+        lambda: tool.call(ready, ctx),
+        timeout,
+        planned.call.name,
+        on_late=lambda late: _late(ex, planned, late),
     )
 
 
@@ -84,8 +93,12 @@ def _success(ex: Execution, planned: Planned, value: Any) -> Result:
     except ResultNotEncodable as error:
         return gates.failed(planned, str(error))
     cleaned, marked = clean_text(text)
-    return Result(planned, "complete", _with_amendment(planned, cut_result(cleaned, ex.rt.settings.result_bytes)),
-                  marked=marked)
+    return Result(
+        planned,
+        "complete",
+        _with_amendment(planned, cut_result(cleaned, ex.rt.settings.result_bytes)),
+        marked=marked,
+    )
 
 
 def _with_amendment(planned: Planned, text: str) -> str:
@@ -93,13 +106,17 @@ def _with_amendment(planned: Planned, text: str) -> str:
     if planned.executed_args is None:
         return text
     by = f" by {planned.amended_by}" if planned.amended_by else ""
-    return f"[The arguments were changed{by} before the call ran; it ran with {planned.executed_args}]\n{text}"
+    return (
+        f"[The arguments were changed{by} before the call ran; it ran with {planned.executed_args}]\n{text}"
+    )
 
 
 def _late(ex: Execution, planned: Planned, late: Any) -> None:
     """A handler returned after its run had moved on: keep it as evidence (ruling 8)."""
     keep_late(ex, planned, _evidence(ex, late))
-    telemetry.event("tool.late_result", "warning", run_id=ex.run_id, call_id=planned.call.id, tool=planned.call.name)
+    telemetry.event(
+        "tool.late_result", "warning", run_id=ex.run_id, call_id=planned.call.id, tool=planned.call.name
+    )
 
 
 def _evidence(ex: Execution, late: Any) -> str:

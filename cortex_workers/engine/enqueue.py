@@ -27,7 +27,7 @@ from cortex_workers.schemas.base import digest
 from cortex_workers.schemas.ids import RUN, SESSION, id_from_digest, is_id, new_id
 from cortex_workers.schemas.run import Enqueued, EnqueueRun
 from cortex_workers.schemas.scope import Scope
-from cortex_workers.store import agents, clock, runs, sessions, turns
+from cortex_workers.store import agents, claims, clock, runs, sessions, turns
 from cortex_workers.store.agents import CurrentAgent
 from cortex_workers.store.transitions import Move, Row
 from cortex_workers.store.unit import Unit
@@ -45,8 +45,7 @@ class _Item:
     digest: str
 
 
-def enqueue(rt: Runtime, requests: Sequence[EnqueueRun], principal: bytes | None = None, *,
-            announced: bool = True) -> list[Enqueued]:
+def enqueue(rt: Runtime, requests: Sequence[EnqueueRun], principal: bytes | None = None) -> list[Enqueued]:
     """Store runs and announce them; the same request again returns the first run (``fresh`` false).
 
     Any bad input or conflict is refused before the first write. Up to 1,000 rows a transaction.
@@ -64,6 +63,38 @@ def enqueue(rt: Runtime, requests: Sequence[EnqueueRun], principal: bytes | None
     for start in range(0, len(fresh), PAGE):
         known.update(_store(rt, fresh[start : start + PAGE], current, principal))
     return [known[item.run_id] for item in items]
+
+
+def enqueue_and_claim(
+    rt: Runtime, request: EnqueueRun, principal: bytes | None
+) -> tuple[Enqueued, list[Row]]:
+    """Store a run on this process's own version of the agent and claim it in the same transaction, untold.
+
+    No row comes back claimed when the run was there before, or its session's turn is somebody else's.
+    Raises: as ``enqueue``.
+    """
+    item = _check(rt, request)
+    definition = rt.require_host().definitions().get(request.agent)
+    if definition is None:
+        raise AgentNotFound(f"this host has no agent named {request.agent[:100]!r}")
+    agent = CurrentAgent(definition.name, rt.versions.add(definition), definition.pool, definition)
+    _narrowing_known(item, definition)
+
+    def work(unit: Unit) -> tuple[Enqueued, list[Row]]:
+        before = runs.requests(unit, [item.run_id])
+        if item.run_id in before:
+            return _first(item, before[item.run_id]), []
+        made = store_page(unit, [item], {request.agent: agent}, principal)
+        if item.run_id not in made:
+            raise _Raced()
+        claimed = claims.claim_named(unit, rt.claimer, item.run_id)
+        unit.notifications.clear()
+        return made[item.run_id], claimed
+
+    try:
+        return rt.database.run(work)
+    except _Raced:
+        return rt.database.run(work)
 
 
 def _check(rt: Runtime, request: EnqueueRun) -> _Item:
@@ -102,7 +133,9 @@ def _agents(unit: Unit, names: set[str]) -> dict[str, CurrentAgent]:
         agent = agents.current(unit, name)
         if agent is None:
             known = ", ".join(agents.names(unit)[:10]) or "none yet"
-            raise AgentNotFound(f"no worker has registered an agent named {name[:100]!r}; registered: {known}")
+            raise AgentNotFound(
+                f"no worker has registered an agent named {name[:100]!r}; registered: {known}"
+            )
         found[name] = agent
     return found
 
@@ -124,7 +157,11 @@ def _first(item: _Item, row: Row) -> Enqueued:
             "choose another id or key, or send the same content"
         )
     return Enqueued(
-        id=item.run_id, state=row["state"], session_id=row["session_id"], revision=row["revision"], fresh=False
+        id=item.run_id,
+        state=row["state"],
+        session_id=row["session_id"],
+        revision=row["revision"],
+        fresh=False,
     )
 
 
@@ -174,7 +211,11 @@ def store_page(
         turns.recompute(unit, session_id)
     return {
         row["id"]: Enqueued(
-            id=row["id"], state=row["state"], session_id=row["session_id"], revision=row["revision"], fresh=True
+            id=row["id"],
+            state=row["state"],
+            session_id=row["session_id"],
+            revision=row["revision"],
+            fresh=True,
         )
         for row in made
     }
@@ -218,7 +259,9 @@ def _session_id(unit: Unit, item: _Item) -> str:
     return wanted
 
 
-def _join(unit: Unit, session_id: str, items: Sequence[_Item], definition: AgentDefinition) -> dict[str, _Place]:
+def _join(
+    unit: Unit, session_id: str, items: Sequence[_Item], definition: AgentDefinition
+) -> dict[str, _Place]:
     """Join a session under its lock; from its second run on, or with a key, it is shared (ruling 35)."""
     row = sessions.lock(unit, session_id)
     assert row is not None

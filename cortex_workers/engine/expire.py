@@ -63,7 +63,10 @@ def cancel_unstarted(rt: Runtime, run_id: str) -> bool:
         if run is None:
             return False
         sessions.lock(unit, run["session_id"])
-        values = {"error_code": "not_started", "error_text": f"not started by {run['start_by']:%Y-%m-%d %H:%M:%S} UTC"}
+        values = {
+            "error_code": "not_started",
+            "error_text": f"not started by {run['start_by']:%Y-%m-%d %H:%M:%S} UTC",
+        }
         moved = turns.move(unit, "start_by", run, Guard(), Move(values=values, actor=SWEEPER))
         if moved is not None:
             transcript.close_all_pending(unit, run_id, "the run was not started in time")
@@ -79,7 +82,9 @@ def lapse(rt: Runtime, run_id: str) -> bool:
         run = runs.get(unit, run_id)
         if run is None:
             return False
-        moved = turns.move(unit, "lapse", run, Guard(), Move(actor=SWEEPER, data={"owner": run["lease_owner"]}))
+        moved = turns.move(
+            unit, "lapse", run, Guard(), Move(actor=SWEEPER, data={"owner": run["lease_owner"]})
+        )
         return moved is not None
 
     return rt.database.run(work)

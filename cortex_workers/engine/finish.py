@@ -38,12 +38,19 @@ def fail(ex: Execution, failure: CortexError) -> Row:
 
 
 def _end(
-    ex: Execution, name: str, batch: Batch, values: Mapping[str, Any], data: Mapping[str, Any] | None,
+    ex: Execution,
+    name: str,
+    batch: Batch,
+    values: Mapping[str, Any],
+    data: Mapping[str, Any] | None,
     messages: int = 0,
 ) -> Row:
     def work(unit: Unit) -> Row:
         what = Move(
-            values={**batch.values(), **values}, seqs=batch.seqs, worker_id=ex.rt.worker_id, data=data,
+            values={**batch.values(), **values},
+            seqs=batch.seqs,
+            worker_id=ex.rt.worker_id,
+            data=data,
             session_messages=messages,
         )
         row = turns.move(unit, name, ex.row, Guard(term=ex.term), what)
@@ -56,11 +63,14 @@ def _end(
         probes.reach("finish.before_commit")
         return row
 
-    row = ex.rt.database.run(work)
-    ex.held.release()
+    with ex.held.ending():
+        row = ex.rt.database.run(work)
     telemetry.RUNS_ENDED.labels(row["state"]).inc()
     telemetry.event(
-        f"run.{row['state']}", run_id=ex.run_id, steps=row["step_count"], code=row["error_code"],
+        f"run.{row['state']}",
+        run_id=ex.run_id,
+        steps=row["step_count"],
+        code=row["error_code"],
         level="warning" if data else "info",
     )
     probes.reach("finish.after_commit")

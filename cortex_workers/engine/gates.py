@@ -43,8 +43,13 @@ def visible_tools(ex: Execution) -> tuple[str, ...]:
     return tuple(name for name in names if name in allowed)
 
 
-def plan(ex: Execution, calls: Sequence[ToolCall], step_index: int, message_seq: int | None,
-         provider_ids: Sequence[str] = ()) -> list[Planned]:
+def plan(
+    ex: Execution,
+    calls: Sequence[ToolCall],
+    step_index: int,
+    message_seq: int | None,
+    provider_ids: Sequence[str] = (),
+) -> list[Planned]:
     """The calls of one turn in the model's order, with their tools."""
     host = ex.rt.host
     planned = []
@@ -53,8 +58,15 @@ def plan(ex: Execution, calls: Sequence[ToolCall], step_index: int, message_seq:
         tool = host.tools.get(call.name) if host is not None and spec is not None else None
         provider = provider_ids[ordinal] if ordinal < len(provider_ids) else call.id
         planned.append(
-            Planned(call, ordinal, step_index, message_seq, spec, tool,
-                    provider_call_id=clean_text(provider[:200])[0])
+            Planned(
+                call,
+                ordinal,
+                step_index,
+                message_seq,
+                spec,
+                tool,
+                provider_call_id=clean_text(provider[:200])[0],
+            )
         )
     return planned
 

@@ -36,7 +36,9 @@ def run_loop(ex: Execution) -> None:
 
 def outstanding_calls(ex: Execution) -> list[Planned]:
     """The calls of the last assistant message that have no result yet."""
-    last = next((index for index in range(len(ex.own) - 1, -1, -1) if ex.own[index].role == "assistant"), None)
+    last = next(
+        (index for index in range(len(ex.own) - 1, -1, -1) if ex.own[index].role == "assistant"), None
+    )
     if last is None or not ex.own[last].tool_calls:
         return []
     answered = {item.tool_call_id for item in ex.own[last + 1 :]}

@@ -17,11 +17,11 @@ from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_aft
 from cortex_workers import probes, telemetry
 from cortex_workers.engine import boundary
 from cortex_workers.engine.execution import Answered, Execution
-from cortex_workers.errors import LeaseLost, ModelFailed, ModelUnavailable, RefusedForNow
+from cortex_workers.errors import LeaseLost, ModelFailed, ModelUnavailable, RefusedForNow, RunInterrupted
 from cortex_workers.host import clean_text
 from cortex_workers.ports import ModelClient
-from cortex_workers.schemas.llm import Message, ModelReply, ModelRequest, ToolCall
 from cortex_workers.schemas.ids import TOOL_CALL
+from cortex_workers.schemas.llm import Message, ModelReply, ModelRequest, ToolCall
 
 
 def call_model(ex: Execution, tools: tuple[str, ...]) -> Answered:
@@ -88,9 +88,13 @@ def _once(ex: Execution, client: ModelClient, request: ModelRequest) -> ModelRep
 
 
 def _on_loop(ex: Execution, function: Any, subject: Any, request: ModelRequest) -> ModelReply:
-    reply: ModelReply = ex.rt.loops.call(
-        "models", function, subject, cancel=ex.held, timeout_s=request.timeout_s, name=request.model
-    )
+    try:
+        reply: ModelReply = ex.rt.loops.call(
+            "models", function, subject, cancel=ex.held, timeout_s=request.timeout_s, name=request.model
+        )
+    except RunInterrupted as error:
+        # Somebody asked the run to stop here; a model call may be repeated elsewhere, an effect may not.
+        raise boundary.HandOff(ex.held.stop_requested or error.message) from error
     return reply
 
 

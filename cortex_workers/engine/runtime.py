@@ -53,7 +53,7 @@ class Versions:
 
 
 class Served:
-    """The versions this process can run (ruling 53): its agents' names, with every tool of the same class and effects."""
+    """The versions this process can run: its agents, with every tool of the same class and effects (ruling 53)."""
 
     def __init__(self, host: Host | None) -> None:
         self._host = host
@@ -110,7 +110,7 @@ class Runtime:
     resolve_model: Callable[[str], ModelClient]
     starter: Callable[[Runtime, Iterable[str]], None]
     stopper: Callable[[Runtime], None]
-    flush: Callable[[float], None] = field(default=lambda _seconds: None)
+    flush: Callable[[float], Any] = field(default=lambda _seconds: None)
     depth: HintDepth | None = None
     closers: list[Callable[[], Any]] = field(default_factory=list)
 

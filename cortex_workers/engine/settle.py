@@ -19,8 +19,15 @@ from cortex_workers.store.transitions import Guard, Move, Row
 from cortex_workers.store.unit import Unit
 
 
-def settle(rt: Runtime, checkpoint_id: str, decision: Decision, scope: str | None, *, now: bool = False,
-           principal: bytes | None = None) -> Checkpoint:
+def settle(
+    rt: Runtime,
+    checkpoint_id: str,
+    decision: Decision,
+    scope: str | None,
+    *,
+    now: bool = False,
+    principal: bytes | None = None,
+) -> Checkpoint:
     """Settle an uncertain effect; the run goes on with the result, runs the call again, or ends.
 
     ``now`` overrides the wait before a call that did not happen is run again (recorded).
@@ -73,8 +80,11 @@ def _write(
     suspensions.answer_all(unit, pause.suspension["id"], decision.actor or "unknown", "settle")
     public = decision.model_dump(mode="json", exclude_none=True, exclude={"decided_at"})
     closed = checkpoints.close(
-        unit, "settled", [tables.checkpoints.c.id == pause.checkpoint["id"]],
-        {"decision": public, "decider_principal": principal}, int(moved["revision"]),
+        unit,
+        "settled",
+        [tables.checkpoints.c.id == pause.checkpoint["id"]],
+        {"decision": public, "decider_principal": principal},
+        int(moved["revision"]),
     )
     if not closed:
         raise InvalidState("the checkpoint was closed in the same moment")
@@ -87,9 +97,13 @@ def _move(rt: Runtime, unit: Unit, pause: Pause, decision: Decision, call: Row, 
     if decision.outcome is SettleOutcome.STOP:
         values = {
             "error_code": "effect_uncertain",
-            "error_text": f"stopped with an uncertain call of {call['tool']}: {decision.reason or 'no reason given'}"[:4000],
+            "error_text": f"stopped with an uncertain call of {call['tool']}: {decision.reason or 'no reason given'}"[
+                :4000
+            ],
         }
-        return turns.move(unit, "stop", pause.run, guard, Move(values=values, actor=decision.actor, data=data))
+        return turns.move(
+            unit, "stop", pause.run, guard, Move(values=values, actor=decision.actor, data=data)
+        )
     if decision.outcome is SettleOutcome.HAPPENED:
         return turns.move(unit, "settle", pause.run, guard, Move(seqs=1, actor=decision.actor, data=data))
     values = {}
@@ -97,7 +111,9 @@ def _move(rt: Runtime, unit: Unit, pause: Pause, decision: Decision, call: Row, 
     if now:
         data["now"] = True
     elif not proven:
-        wait_s = transcript.seconds_until_settled(unit, pause.run["id"], call["call_id"], _settle_s(rt, pause, call))
+        wait_s = transcript.seconds_until_settled(
+            unit, pause.run["id"], call["call_id"], _settle_s(rt, pause, call)
+        )
         if wait_s > 0:
             values = turns.delay(wait_s, rt.settings.sweep_interval_s)
     return turns.move(unit, "settle", pause.run, guard, Move(values=values, actor=decision.actor, data=data))

@@ -5,6 +5,7 @@ Source: decision R8; rulings 13, 14, 16, 18, 31.
 
 from __future__ import annotations
 
+import threading
 import time
 from dataclasses import dataclass
 from typing import Literal
@@ -17,7 +18,7 @@ from cortex_workers.errors import NotContinuable, RunAlreadyDone, RunLeased, Run
 from cortex_workers.schemas.lease import Term
 from cortex_workers.schemas.lifecycle import TERMINAL_RUN_STATES
 from cortex_workers.schemas.outcomes import Continued
-from cortex_workers.store import claims, runs
+from cortex_workers.store import claims, leases, runs
 from cortex_workers.store.transitions import Row
 from cortex_workers.store.unit import Unit
 
@@ -97,14 +98,19 @@ def claim_named(rt: Runtime, run_id: str) -> list[Row]:
             return found
         if attempt + 1 < _NAMED_TRIES and not _worth_another_try(rt, run_id):
             break
-        rt.keeper.pause(_NAMED_PAUSE_S)
+        threading.Event().wait(_NAMED_PAUSE_S)
     return []
 
 
 def _worth_another_try(rt: Runtime, run_id: str) -> bool:
     with rt.database.read() as unit:
         row = runs.get(unit, run_id)
-    return row is not None and row["shared"] and row["state"] in ("ready", "reclaimable") and not row["wait_reason"]
+    return (
+        row is not None
+        and row["shared"]
+        and row["state"] in ("ready", "reclaimable")
+        and not row["wait_reason"]
+    )
 
 
 def _next(rt: Runtime, kind: Kind) -> list[Row]:
@@ -113,7 +119,7 @@ def _next(rt: Runtime, kind: Kind) -> list[Row]:
         return []
     starts = kind == "start" or rt.slots.free_for_start > 0
     median = rt.slots.median_run_s
-    batch = rt.settings.claim_batch if median is not None and median < 0.1 else 1
+    batch = rt.settings.claim_batch if median < 0.1 else 1
     return _checked(
         rt, _try(rt, lambda unit: claims.claim_next(unit, rt.claimer, starts=starts, batch=batch))
     )
@@ -140,7 +146,7 @@ def _checked(rt: Runtime, rows: list[Row]) -> list[Row]:
     for row in rows:
         telemetry.CLAIMS.labels(row["before"]).inc()
         if row["before"] == "ready" and row["queue_class"] == "start":
-            rt.slots.note_rank(int(row["rank"]))
+            rt.slots.note_start_rank(int(row["rank"]))
     if rt.drain.is_set():
         for row in rows:
             give_back(rt, row, "drain")
@@ -151,6 +157,12 @@ def _checked(rt: Runtime, rows: list[Row]) -> list[Row]:
 def give_back(rt: Runtime, row: Row, reason: str) -> None:
     """Undo a claim that dispatched nothing."""
     suspend.hand_back_claimed(rt.database.run, row, term_of(row), 0.0, rt.settings.sweep_interval_s, reason)
+
+
+def give_back_interrupted(rt: Runtime, row: Row) -> None:
+    """Hand off a run whose caller was interrupted, with what is stored of it."""
+    term = term_of(row)
+    rt.database.run(lambda unit: leases.hand_off_all(unit, term.owner, [term], term.owner))
 
 
 def term_of(row: Row) -> Term:
@@ -179,4 +191,6 @@ def _explain(rt: Runtime, run_id: str) -> None:
         raise RunAlreadyDone(run=runs.to_run(row))
     if row["state"] == "running":
         raise RunLeased(owner=row["lease_owner"], expires_at=row["lease_expires_at"])
-    raise NotContinuable(f"the run is {row['state']}" + (f" and waits: {row['wait_reason']}" if row["wait_reason"] else ""))
+    raise NotContinuable(
+        f"the run is {row['state']}" + (f" and waits: {row['wait_reason']}" if row["wait_reason"] else "")
+    )

@@ -61,8 +61,16 @@ def pause_uncertain(ex: Execution, item: Planned, why: str) -> Row:
 class _Question:
     """What one pause asks."""
 
-    def __init__(self, transition: str, kind: CheckpointKind, pending_kind: PendingKind, reason: str,
-                 ttl_s: float | None, on_expiry: str, metadata: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        transition: str,
+        kind: CheckpointKind,
+        pending_kind: PendingKind,
+        reason: str,
+        ttl_s: float | None,
+        on_expiry: str,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> None:
         self.transition = transition
         self.kind = kind
         self.pending_kind = pending_kind
@@ -99,16 +107,23 @@ def _pause(ex: Execution, question: _Question, waiting: Sequence[Planned], batch
         probes.reach("pause.before_commit")
         return row, base
 
-    row, base = ex.rt.database.run(work)
+    with ex.held.ending():
+        row, base = ex.rt.database.run(work)
     batch.settle(base)
-    ex.held.release()
-    telemetry.event("run.paused", run_id=ex.run_id, checkpoint_id=ids["checkpoint_id"], kind=str(question.kind))
+    telemetry.event(
+        "run.paused", run_id=ex.run_id, checkpoint_id=ids["checkpoint_id"], kind=str(question.kind)
+    )
     probes.reach("pause.after_commit")
     return row
 
 
 def _write_pause(
-    unit: Unit, ex: Execution, question: _Question, waiting: Sequence[Planned], row: Row, ids: Mapping[str, str]
+    unit: Unit,
+    ex: Execution,
+    question: _Question,
+    waiting: Sequence[Planned],
+    row: Row,
+    ids: Mapping[str, str],
 ) -> None:
     run_id, session_id = ex.run_id, ex.row["session_id"]
     step_index = waiting[0].step_index if waiting[0].row else max(int(row["next_step"]) - 1, 0)
@@ -156,12 +171,19 @@ def _write_pause(
 
 
 def _let_go(
-    unit: Unit, ex: Execution, name: str, batch: Batch, values: Mapping[str, Any],
+    unit: Unit,
+    ex: Execution,
+    name: str,
+    batch: Batch,
+    values: Mapping[str, Any],
     data: Mapping[str, Any] | None = None,
 ) -> tuple[Row, int]:
     """The transition under the fence, then what the batch carries."""
     what = Move(
-        values={**batch.values(), **values}, seqs=batch.seqs, worker_id=ex.rt.worker_id, data=data,
+        values={**batch.values(), **values},
+        seqs=batch.seqs,
+        worker_id=ex.rt.worker_id,
+        data=data,
     )
     row = turns.move(unit, name, ex.row, Guard(term=ex.term), what)
     if row is None:
@@ -180,7 +202,9 @@ def hand_off(ex: Execution, reason: str, answered: Answered | None, take_back: P
     batch = Batch(ex, answered)
 
     def work(unit: Unit) -> tuple[Row, int]:
-        row, base = _let_go(unit, ex, "hand_off", batch, {"interrupted_reason": reason[:200]}, {"reason": reason[:200]})
+        row, base = _let_go(
+            unit, ex, "hand_off", batch, {"interrupted_reason": reason[:200]}, {"reason": reason[:200]}
+        )
         if take_back is not None:
             transcript.take_back(unit, ex.term, take_back.call.id)
         probes.reach("hand_off.before_commit")
@@ -206,9 +230,9 @@ def end_slice(ex: Execution, delay_s: float = 0.0, why: str = "slice") -> Row:
 
 
 def _finish_letting_go(ex: Execution, work: Callable[[Unit], tuple[Row, int]], batch: Batch, why: str) -> Row:
-    row, base = ex.rt.database.run(work)
+    with ex.held.ending():
+        row, base = ex.rt.database.run(work)
     batch.settle(base)
-    ex.held.release()
     telemetry.HAND_OFFS.labels(why).inc()
     telemetry.event("run.handed_off", run_id=ex.run_id, why=why, step=ex.next_step)
     return row
@@ -222,10 +246,15 @@ def hand_back(ex: Execution, refusal: RefusedForNow) -> Row | None:
     """
     if ex.acted or ex.results:
         return end_slice(ex, refusal.retry_in_s, refusal.reason)
-    row = hand_back_claimed(
-        ex.rt.database.run, ex.row, ex.term, refusal.retry_in_s, ex.rt.settings.sweep_interval_s, refusal.reason
-    )
-    ex.held.release()
+    with ex.held.ending():
+        row = hand_back_claimed(
+            ex.rt.database.run,
+            ex.row,
+            ex.term,
+            refusal.retry_in_s,
+            ex.rt.settings.sweep_interval_s,
+            refusal.reason,
+        )
     telemetry.event("run.handed_back", run_id=ex.run_id, reason=refusal.reason, retry_in_s=refusal.retry_in_s)
     return row
 
@@ -245,7 +274,9 @@ def hand_back_claimed(
         values["handed_off"] = row["handed_off"]
 
     def work(unit: Unit) -> Row | None:
-        what = Move(values=values, worker_id=term.owner, data={"reason": reason[:200], "wait_s": round(delay_s, 3)})
+        what = Move(
+            values=values, worker_id=term.owner, data={"reason": reason[:200], "wait_s": round(delay_s, 3)}
+        )
         return turns.move(unit, name, row, Guard(term=term), what)
 
     moved: Row | None = run(work)

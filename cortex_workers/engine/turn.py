@@ -33,7 +33,9 @@ def new_turn(ex: Execution, answered: Answered) -> TurnEnd:
     The commit is the pause itself when nothing can be dispatched.
     """
     raw = answered.message.raw or {}
-    planned = gates.plan(ex, answered.message.tool_calls, ex.next_step, None, raw.get("provider_call_ids", ()))
+    planned = gates.plan(
+        ex, answered.message.tool_calls, ex.next_step, None, raw.get("provider_call_ids", ())
+    )
     early = {id(item): result for item in planned if (result := gates.judge(ex, item)) is not None}
     waiting = [item for item in planned if item.waits_for_approval]
     runnable = [item for item in planned if id(item) not in early and not item.waits_for_approval]
@@ -54,8 +56,9 @@ def new_turn(ex: Execution, answered: Answered) -> TurnEnd:
     return run_turn(ex, planned, early, waiting, started=starts[0] if starts else None, stop=stop)
 
 
-def continued_turn(ex: Execution, verdicts: dict[str, Row], rows: dict[str, Row],
-                   calls: Sequence[Planned]) -> TurnEnd:
+def continued_turn(
+    ex: Execution, verdicts: dict[str, Row], rows: dict[str, Row], calls: Sequence[Planned]
+) -> TurnEnd:
     """Handle the outstanding calls of a stored turn: answered, cut off, or never reached."""
     early: dict[int, Result] = {}
     for item in calls:
@@ -75,8 +78,12 @@ def continued_turn(ex: Execution, verdicts: dict[str, Row], rows: dict[str, Row]
 
 
 def run_turn(
-    ex: Execution, planned: Sequence[Planned], early: dict[int, Result], waiting: Sequence[Planned],
-    started: Planned | None = None, stop: str | None = None,
+    ex: Execution,
+    planned: Sequence[Planned],
+    early: dict[int, Result],
+    waiting: Sequence[Planned],
+    started: Planned | None = None,
+    stop: str | None = None,
 ) -> TurnEnd:
     """Run what may run in the model's order, then pause for what waits."""
     phase = time.monotonic()
@@ -166,6 +173,10 @@ def load_verdicts(ex: Execution, calls: Sequence[Planned]) -> tuple[dict[str, Ro
     """What was decided on calls that waited, and the calls' rows."""
     with ex.rt.database.read() as unit:
         rows = {row["call_id"]: row for row in transcript.load_calls(unit, ex.run_id, ex.last_step_index)}
-        asked = [item.call.id for item in calls if rows.get(item.call.id, {}).get("state") in ("pending", "started")]
+        asked = [
+            item.call.id
+            for item in calls
+            if rows.get(item.call.id, {}).get("state") in ("pending", "started")
+        ]
         verdicts = checkpoints.verdicts(unit, ex.run_id, asked) if asked else {}
     return verdicts, rows

@@ -50,7 +50,9 @@ def resolve(ex: Execution, item: Planned, *, why: str = "its worker was lost") -
         if wait_s <= 0:
             return Verdict.RUN_AGAIN
         # A negative lookup is believed late (ruling 7): the old worker may still act.
-        raise RefusedForNow("a negative lookup is believed later", retry_in_s=wait_s, reason="uncertain_settle")
+        raise RefusedForNow(
+            "a negative lookup is believed later", retry_in_s=wait_s, reason="uncertain_settle"
+        )
     if ex.agent.on_uncertain_effect == "fail":
         raise EffectUncertain(
             f"the call {item.call.id} of tool {item.call.name} in step {item.step_index} may have taken effect"
@@ -63,7 +65,9 @@ def settle_after_s(ex: Execution, item: Planned) -> float:
     """How long after the old lease's end a "did not happen" is believed."""
     timeout = dispatch.timeout_s(ex, item)
     settings = ex.rt.settings
-    return settings.uncertain_settle_no_timeout_s if timeout is None else timeout + settings.uncertain_settle_s
+    return (
+        settings.uncertain_settle_no_timeout_s if timeout is None else timeout + settings.uncertain_settle_s
+    )
 
 
 def _still_open_s(ex: Execution, item: Planned) -> float:
@@ -81,7 +85,13 @@ def _look_up(ex: Execution, item: Planned) -> LookupAnswer:
         ctx = gates.context(ex, item)
         if tool.lookup_is_async:
             found: LookupAnswer = ex.rt.loops.call(
-                "tools", tool.lookup_call_async, ready, ctx, cancel=None, timeout_s=60.0, name=f"{item.call.name}.lookup"
+                "tools",
+                tool.lookup_call_async,
+                ready,
+                ctx,
+                cancel=None,
+                timeout_s=60.0,
+                name=f"{item.call.name}.lookup",
             )
             return found
         return tool.lookup_call(ready, ctx)

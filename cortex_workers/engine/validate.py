@@ -8,7 +8,14 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from cortex_workers.errors import InputTooLarge, InvalidArgument, InvalidId, InvalidScope, NoScope, UnstorableText
+from cortex_workers.errors import (
+    InputTooLarge,
+    InvalidArgument,
+    InvalidId,
+    InvalidScope,
+    NoScope,
+    UnstorableText,
+)
 from cortex_workers.schemas.base import canonical_json
 from cortex_workers.schemas.ids import PREFIXES, SESSION, is_id
 from cortex_workers.schemas.scope import Scope, ScopeError

@@ -56,7 +56,7 @@ def id_from_digest(prefix: str, sha256_hex: str) -> str:
 
     Source: ruling 55 (`key=` derives the run id).
     """
-    from uuid import UUID
+    from uuid_utils import UUID
 
     raw = bytearray(bytes.fromhex(sha256_hex)[:16])
     raw[6] = (raw[6] & 0x0F) | 0x80

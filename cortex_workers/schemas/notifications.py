@@ -81,6 +81,12 @@ class CheckpointResolved(Model):
 
 
 Notification = Annotated[
-    RunReady | RunReclaimable | RunCompleted | RunFailed | RunCancelled | CheckpointCreated | CheckpointResolved,
+    RunReady
+    | RunReclaimable
+    | RunCompleted
+    | RunFailed
+    | RunCancelled
+    | CheckpointCreated
+    | CheckpointResolved,
     Field(discriminator="kind"),
 ]

@@ -53,7 +53,9 @@ def publish(unit: Unit, definitions: Iterable[AgentDefinition]) -> None:
     recompute_current(unit, [item.name for item in items], {item.digest(): item.pool for item in items})
 
 
-def recompute_current(unit: Unit, names: Iterable[str] | None = None, pools: Mapping[str, str] | None = None) -> None:
+def recompute_current(
+    unit: Unit, names: Iterable[str] | None = None, pools: Mapping[str, str] | None = None
+) -> None:
     """Set each agent's current version: the newest first-published one among those live workers register."""
     alive = workers.c.heartbeat_at > clock.now() - 3 * workers.c.heartbeat_every_s * literal(
         timedelta(seconds=1), Interval
@@ -74,7 +76,9 @@ def recompute_current(unit: Unit, names: Iterable[str] | None = None, pools: Map
         pool = (pools or {}).get(row.digest) or row.definition.get("pool") or "main"
         unit.execute(
             update(agents)
-            .where(agents.c.name == row.name, (agents.c.current_digest != row.digest) | (agents.c.pool != pool))
+            .where(
+                agents.c.name == row.name, (agents.c.current_digest != row.digest) | (agents.c.pool != pool)
+            )
             .values(current_digest=row.digest, pool=pool)
         )
 
@@ -88,7 +92,9 @@ def current(unit: Unit, name: str) -> CurrentAgent | None:
     )
     if row is None:
         return None
-    return CurrentAgent(row.name, row.current_digest, row.pool, AgentDefinition.model_validate(row.definition))
+    return CurrentAgent(
+        row.name, row.current_digest, row.pool, AgentDefinition.model_validate(row.definition)
+    )
 
 
 def names(unit: Unit) -> list[str]:
@@ -112,6 +118,8 @@ def unknown_digests(unit: Unit, known: Iterable[str]) -> list[Any]:
     """Versions that a worker has not looked at yet."""
     return list(
         unit.all(
-            select(versions.c.digest, versions.c.definition).where(versions.c.digest.not_in(list(known) or [""]))
+            select(versions.c.digest, versions.c.definition).where(
+                versions.c.digest.not_in(list(known) or [""])
+            )
         )
     )

@@ -23,7 +23,10 @@ def waiting(row: Mapping[str, Any], renotified: bool = False) -> Notification:
     """The notification of a run that waits for a worker."""
     if row["state"] == RunState.RECLAIMABLE:
         return RunReclaimable(
-            run_id=row["id"], revision=row["revision"], hand_off=row["handed_off"], pool=row["pool"],
+            run_id=row["id"],
+            revision=row["revision"],
+            hand_off=row["handed_off"],
+            pool=row["pool"],
             renotified=renotified,
         )
     return RunReady(

@@ -38,7 +38,11 @@ def get(unit: Unit, checkpoint_id: str, scope: str | None = None) -> Row | None:
 
 def of_pause(unit: Unit, suspension_id: str) -> Row | None:
     """The checkpoint of a pause, where it has one."""
-    found = unit.execute(select(checkpoints).where(checkpoints.c.suspension_id == suspension_id)).mappings().first()
+    found = (
+        unit.execute(select(checkpoints).where(checkpoints.c.suspension_id == suspension_id))
+        .mappings()
+        .first()
+    )
     return dict(found) if found is not None else None
 
 
@@ -84,7 +88,8 @@ def verdicts(unit: Unit, run_id: str, call_ids: Sequence[str]) -> dict[str, Row]
         .join(checkpoints, checkpoints.c.id == adjudications.c.checkpoint_id)
         .outerjoin(
             asked,
-            (asked.c.suspension_id == adjudications.c.suspension_id) & (asked.c.call_id == adjudications.c.call_id),
+            (asked.c.suspension_id == adjudications.c.suspension_id)
+            & (asked.c.call_id == adjudications.c.call_id),
         )
         .where(adjudications.c.run_id == run_id, adjudications.c.call_id.in_(list(call_ids)))
         .order_by(adjudications.c.seq)
@@ -95,11 +100,11 @@ def verdicts(unit: Unit, run_id: str, call_ids: Sequence[str]) -> dict[str, Row]
 def rounds(unit: Unit, run_id: str, call_ids: Sequence[str]) -> dict[str, int]:
     """How often each call was adjudicated already."""
     statement = (
-        select(adjudications.c.call_id, func.max(adjudications.c.attempt))
+        select(adjudications.c.call_id, func.max(adjudications.c.attempt).label("most"))
         .where(adjudications.c.run_id == run_id, adjudications.c.call_id.in_(list(call_ids)))
         .group_by(adjudications.c.call_id)
     )
-    return {row[0]: int(row[1]) for row in unit.all(statement)}
+    return {row.call_id: int(row.most) for row in unit.all(statement)}
 
 
 def dispose(unit: Unit, run_id: str, call_id: str, disposition: str, refusal: str | None = None) -> None:
@@ -107,14 +112,21 @@ def dispose(unit: Unit, run_id: str, call_id: str, disposition: str, refusal: st
     unit.execute(
         update(adjudications)
         .where(
-            adjudications.c.run_id == run_id, adjudications.c.call_id == call_id, adjudications.c.disposition.is_(None)
+            adjudications.c.run_id == run_id,
+            adjudications.c.call_id == call_id,
+            adjudications.c.disposition.is_(None),
         )
         .values(disposition=disposition, refusal=refusal)
     )
 
 
 def page(
-    unit: Unit, scope: str, *, pending_only: bool = True, run_id: str | None = None, after: str | None = None,
+    unit: Unit,
+    scope: str,
+    *,
+    pending_only: bool = True,
+    run_id: str | None = None,
+    after: str | None = None,
     limit: int = 50,
 ) -> list[Row]:
     """The checkpoints of a scope and below, oldest first; ``after`` is the id of the last one seen."""

@@ -63,8 +63,9 @@ def begun_waits(unit: Unit, claimer: Claimer) -> bool:
     return unit.scalar(one.limit(1)) is not None
 
 
-def claim_named(unit: Unit, claimer: Claimer, run_id: str, *, suspension_id: str | None = None,
-                any_pool: bool = True) -> list[Row]:
+def claim_named(
+    unit: Unit, claimer: Claimer, run_id: str, *, suspension_id: str | None = None, any_pool: bool = True
+) -> list[Row]:
     """Claim one run by its id; empty when it is not claimable, not served, or its row or session is locked."""
     conditions = [runs.c.id == run_id, claimable(), served(claimer.digests)]
     if suspension_id is not None:
@@ -92,7 +93,15 @@ def claim_next(unit: Unit, claimer: Claimer, *, starts: bool, batch: int = 1) ->
 
 def _candidates(conditions: Sequence[ColumnElement[bool]], limit: int) -> Any:
     return (
-        select(runs.c.id, runs.c.state, runs.c.shared, runs.c.serial, runs.c.session_id, runs.c.queue_class, runs.c.rank)
+        select(
+            runs.c.id,
+            runs.c.state,
+            runs.c.shared,
+            runs.c.serial,
+            runs.c.session_id,
+            runs.c.queue_class,
+            runs.c.rank,
+        )
         .where(*conditions)
         .order_by(runs.c.queue_class, runs.c.rank)
         .limit(limit)

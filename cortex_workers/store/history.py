@@ -98,7 +98,8 @@ def _note(unit: Unit, turn: Row) -> Message:
     ]
     arguments = transcript.arguments_of(unit, turn["id"], calls)
     lines = [
-        f"[Note: an earlier turn ended as {turn['state']}" + (f" ({turn['error_code']})" if turn["error_code"] else "")
+        f"[Note: an earlier turn ended as {turn['state']}"
+        + (f" ({turn['error_code']})" if turn["error_code"] else "")
         + f". It was asked: {turn['input'][:2000]}"
     ]
     if not calls:

@@ -108,7 +108,11 @@ def hand_back_strays(unit: Unit, owner: str, known: Collection[Term], worker_id:
     Source: ruling 31 (a claim that slipped in).
     """
     others = {(term.run_id, term.revision) for term in known}
-    found = unit.execute(select(runs).where(runs.c.lease_owner == owner).order_by(runs.c.session_id)).mappings().all()
+    found = (
+        unit.execute(select(runs).where(runs.c.lease_owner == owner).order_by(runs.c.session_id))
+        .mappings()
+        .all()
+    )
     strays = [dict(row) for row in found if (row["id"], row["revision"]) not in others]
     former = _former_states(unit, [row["id"] for row in strays])
     moved = [_hand_back(unit, row, former.get(row["id"], str(RunState.READY)), worker_id) for row in strays]
@@ -117,7 +121,9 @@ def hand_back_strays(unit: Unit, owner: str, known: Collection[Term], worker_id:
 
 def _hand_back(unit: Unit, run: Row, former: str, worker_id: str) -> Row | None:
     unbegun = run["queue_class"] == QueueClass.START
-    values: dict[str, Any] = {"started_at": None, "history_upto": None, "history_floor": None} if unbegun else {}
+    values: dict[str, Any] = (
+        {"started_at": None, "history_upto": None, "history_floor": None} if unbegun else {}
+    )
     term = Term(run_id=run["id"], owner=run["lease_owner"], revision=run["revision"])
     name = "hand_back_reclaimable" if former == RunState.RECLAIMABLE else "hand_back"
     what = Move(values=values, worker_id=worker_id, data={"reason": "drain"})
@@ -141,7 +147,9 @@ def _held_under(terms: Sequence[Term], owner: str) -> Any:
         select(runs.c.id, runs.c.state.label("before"))
         .select_from(wanted.join(runs, runs.c.id == wanted.c.id))
         .where(
-            runs.c.lease_owner == owner, runs.c.revision == wanted.c.revision, runs.c.state == str(RunState.RUNNING)
+            runs.c.lease_owner == owner,
+            runs.c.revision == wanted.c.revision,
+            runs.c.state == str(RunState.RUNNING),
         )
         .with_for_update(key_share=True, skip_locked=True, of=runs)
     )
@@ -149,7 +157,9 @@ def _held_under(terms: Sequence[Term], owner: str) -> Any:
 
 def _lock_shared_sessions(unit: Unit, run_ids: Sequence[str]) -> list[str]:
     """Take the sessions that these runs share with others, in ascending order, passing over locked ones."""
-    wanted = select(runs.c.session_id).where(runs.c.id == func.any(literal(list(run_ids), ARRAY(Text))), runs.c.shared)
+    wanted = select(runs.c.session_id).where(
+        runs.c.id == func.any(literal(list(run_ids), ARRAY(Text))), runs.c.shared
+    )
     taken = (
         select(sessions.c.id)
         .where(sessions.c.id.in_(wanted))

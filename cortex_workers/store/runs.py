@@ -47,13 +47,16 @@ def give_ranks(unit: Unit, counts: Mapping[str, int]) -> dict[str, int]:
 
 
 def _rank_floor() -> Select[Any]:
-    claimed = select(func.max(workers.c.last_start_rank)).where(workers.c.ended_at.is_(None)).scalar_subquery()
+    claimed = (
+        select(func.max(workers.c.last_start_rank)).where(workers.c.ended_at.is_(None)).scalar_subquery()
+    )
     greatest = select(func.max(tenants.c.last_rank)).scalar_subquery()
     return select(func.coalesce(claimed, greatest, 0))
 
 
-def insert_runs(unit: Unit, rows: Sequence[Mapping[str, Any]], spec_rows: Sequence[Mapping[str, Any]],
-                move: Move) -> list[Row]:
+def insert_runs(
+    unit: Unit, rows: Sequence[Mapping[str, Any]], spec_rows: Sequence[Mapping[str, Any]], move: Move
+) -> list[Row]:
     """Store new runs with their wide part; a taken id is missing from what comes back (and nothing of it is stored)."""
     made = transitions.create(unit, "enqueue", rows, move)
     fresh = {row["id"] for row in made}
@@ -83,16 +86,20 @@ def _covers(scope: str, other: str) -> bool:
 
 def lock(unit: Unit, run_id: str) -> Row | None:
     """One run's row, locked to the end of the transaction."""
-    found = unit.execute(
-        select(runs).where(runs.c.id == run_id).with_for_update(key_share=True)
-    ).mappings().first()
+    found = (
+        unit.execute(select(runs).where(runs.c.id == run_id).with_for_update(key_share=True))
+        .mappings()
+        .first()
+    )
     return dict(found) if found is not None else None
 
 
 def requests(unit: Unit, run_ids: Iterable[str]) -> dict[str, Row]:
     """What earlier requests under these ids were: scope, state, digest of the request."""
     statement = (
-        select(runs.c.id, runs.c.scope, runs.c.state, runs.c.session_id, runs.c.revision, specs.c.request_digest)
+        select(
+            runs.c.id, runs.c.scope, runs.c.state, runs.c.session_id, runs.c.revision, specs.c.request_digest
+        )
         .join(specs, specs.c.run_id == runs.c.id)
         .where(runs.c.id.in_(list(run_ids)))
     )
@@ -106,8 +113,14 @@ def spec(unit: Unit, run_id: str) -> Row | None:
 
 
 def page(
-    unit: Unit, scope: str, *, state: str | None = None, agent: str | None = None, session_id: str | None = None,
-    before: str | None = None, limit: int = 50,
+    unit: Unit,
+    scope: str,
+    *,
+    state: str | None = None,
+    agent: str | None = None,
+    session_id: str | None = None,
+    before: str | None = None,
+    limit: int = 50,
 ) -> list[Row]:
     """The newest runs of a scope (and below), in pages: ``before`` is the id of the last row seen."""
     statement = select(runs).where(within(runs.c.scope, scope))

@@ -44,9 +44,11 @@ def find_or_create_key(unit: Unit, scope: str, agent: str, key: str) -> str:
 
 def lock(unit: Unit, session_id: str) -> Row | None:
     """Take a session's row; the next statement sees what this one waited for."""
-    row = unit.execute(
-        select(sessions).where(sessions.c.id == session_id).with_for_update(key_share=True)
-    ).mappings().first()
+    row = (
+        unit.execute(select(sessions).where(sessions.c.id == session_id).with_for_update(key_share=True))
+        .mappings()
+        .first()
+    )
     return dict(row) if row is not None else None
 
 
@@ -104,17 +106,56 @@ def share(unit: Unit, session_id: str, serial: bool) -> None:
 
 def has_runs(unit: Unit, session_id: str) -> bool:
     """Whether any run ever belonged to it."""
-    return bool(unit.scalar(select(func.count()).select_from(select(runs.c.id).where(
-        runs.c.session_id == session_id).limit(1).subquery())))
+    return bool(
+        unit.scalar(
+            select(func.count()).select_from(
+                select(runs.c.id).where(runs.c.session_id == session_id).limit(1).subquery()
+            )
+        )
+    )
 
 
-def clear(unit: Unit, session_id: str) -> int:
+def clear(unit: Unit, session_id: str, actor: str) -> int:
     """Move the floor of the conversation to now; nothing is deleted. Returns the number of messages hidden."""
     row = lock(unit, session_id)
-    hidden = int(row["message_count"]) if row is not None else 0
+    if row is None:
+        return 0
+    hidden = int(row["message_count"])
     unit.execute(
         update(sessions)
         .where(sessions.c.id == session_id)
         .values(history_floor=sessions.c.completion_seq, message_count=0, last_event_at=clock.wall())
     )
+    note(unit, row, "session.clear", actor, {"messages": hidden})
     return hidden
+
+
+def note(unit: Unit, session: Row, kind: str, actor: str, data: Mapping[str, Any] | None = None) -> None:
+    """Write a control fact of a session, in the transaction that makes it true."""
+    unit.execute(
+        insert(tables.events).values(
+            scope=session["scope"], session_id=session["id"], kind=kind, actor=actor, data=dict(data or {})
+        )
+    )
+
+
+def get_scoped(unit: Unit, session_id: str, scope: str) -> Row | None:
+    """One session, when the scope covers it."""
+    row = get(unit, session_id)
+    covered = row is not None and (row["scope"] == scope or row["scope"].startswith(scope + "/"))
+    return row if covered else None
+
+
+def page(unit: Unit, scope: str, *, before: str | None = None, limit: int = 50) -> list[dict[str, Any]]:
+    """The sessions of a scope and below, most recently active first; ``before`` is the id of the last one seen."""
+    statement = select(sessions).where(
+        (sessions.c.scope == scope) | ((sessions.c.scope >= scope + "/") & (sessions.c.scope < scope + "0"))
+    )
+    if before is not None:
+        seen = select(sessions.c.last_event_at).where(sessions.c.id == before).scalar_subquery()
+        statement = statement.where(
+            (sessions.c.last_event_at < seen)
+            | ((sessions.c.last_event_at == seen) & (sessions.c.id > before))
+        )
+    statement = statement.order_by(sessions.c.last_event_at.desc(), sessions.c.id).limit(limit)
+    return [dict(row) for row in unit.execute(statement).mappings()]

@@ -25,7 +25,11 @@ def add(unit: Unit, row: Mapping[str, Any], ttl_s: float | None, pending: Sequen
     Raises: IntegrityError when the run has a live pause already.
     """
     expires = clock.wall() + timedelta(seconds=ttl_s) if ttl_s is not None else None
-    made = unit.execute(insert(suspensions).values(**row, expires_at=expires).returning(*suspensions.c)).mappings().one()
+    made = (
+        unit.execute(insert(suspensions).values(**row, expires_at=expires).returning(*suspensions.c))
+        .mappings()
+        .one()
+    )
     if pending:
         unit.connection.execute(insert(pending_calls), [dict(item) for item in pending])
     return dict(made)
@@ -43,11 +47,19 @@ def get(unit: Unit, suspension_id: str) -> Row | None:
 def pending(unit: Unit, suspension_id: str) -> list[Row]:
     """The calls of a pause in the model's order, each with its tool and the model's arguments."""
     statement = (
-        select(pending_calls, tool_calls.c.tool, tool_calls.c.step_index, tool_calls.c.message_seq,
-               tool_calls.c.attempt, tool_calls.c.state, tool_calls.c.late_result)
+        select(
+            pending_calls,
+            tool_calls.c.tool,
+            tool_calls.c.step_index,
+            tool_calls.c.message_seq,
+            tool_calls.c.attempt,
+            tool_calls.c.state,
+            tool_calls.c.late_result,
+        )
         .join(
             tool_calls,
-            (tool_calls.c.run_id == pending_calls.c.run_id) & (tool_calls.c.call_id == pending_calls.c.call_id),
+            (tool_calls.c.run_id == pending_calls.c.run_id)
+            & (tool_calls.c.call_id == pending_calls.c.call_id),
         )
         .where(pending_calls.c.suspension_id == suspension_id)
         .order_by(pending_calls.c.ordinal)
@@ -71,7 +83,11 @@ def answer_all(unit: Unit, suspension_id: str, by: str, door: str) -> None:
 def to_pending(row: Row) -> PendingCall:
     """The public type of a pending call."""
     return PendingCall(
-        call_id=row["call_id"], tool=row["tool"], arguments=row["arguments"], kind=row["kind"], ordinal=row["ordinal"]
+        call_id=row["call_id"],
+        tool=row["tool"],
+        arguments=row["arguments"],
+        kind=row["kind"],
+        ordinal=row["ordinal"],
     )
 
 

@@ -94,7 +94,11 @@ sessions = Table(
     _made(),
     # enqueue: find or create the session of a caller's key
     Index(
-        "sessions_key", "scope", "agent", "key", unique=True,
+        "sessions_key",
+        "scope",
+        "agent",
+        "key",
+        unique=True,
         postgresql_where=text("key is not null and (key <> 'default' or aborted_at is null)"),
     ),
     # sessions list
@@ -192,24 +196,37 @@ runs = Table(
     Index("runs_one_turn", "session_id", unique=True, postgresql_where=text("state = 'running' and serial")),
     Index("runs_session", "session_id", "session_seq", unique=True),
     # history: completed runs in order of completion
-    Index("runs_completion", "session_id", "completion_seq", postgresql_where=text("completion_seq is not null")),
+    Index(
+        "runs_completion", "session_id", "completion_seq", postgresql_where=text("completion_seq is not null")
+    ),
     # claim-next, healing, demand
     Index(
-        "runs_claim", "pool", "queue_class", "rank", "not_before", "id",
+        "runs_claim",
+        "pool",
+        "queue_class",
+        "rank",
+        "not_before",
+        "id",
         postgresql_where=text("state in ('ready', 'reclaimable') and wait_reason is null"),
     ),
     # waits pass: the wait is over
     Index("runs_later", "not_before", "id", postgresql_where=text("wait_reason = 'later'")),
     # waits pass: nobody served it
-    Index("runs_waiting", "wait_reason", "state_since", "id", postgresql_where=text("wait_reason is not null")),
+    Index(
+        "runs_waiting", "wait_reason", "state_since", "id", postgresql_where=text("wait_reason is not null")
+    ),
     # waits pass: a cancelled run still holds its session's turn
     Index(
-        "runs_fenced", "fenced_until", "id",
+        "runs_fenced",
+        "fenced_until",
+        "id",
         postgresql_where=text("state = 'cancelled' and fenced_until is not null"),
     ),
     # turn of a session
     Index(
-        "runs_turn", "session_id", "session_seq",
+        "runs_turn",
+        "session_id",
+        "session_seq",
         postgresql_where=text("state in ('ready', 'running', 'reclaimable')"),
     ),
     # lists
@@ -221,7 +238,9 @@ runs = Table(
     Index("runs_owner", "lease_owner", postgresql_where=text("lease_owner is not null")),
     # start_by pass
     Index(
-        "runs_start_by", "start_by", "id",
+        "runs_start_by",
+        "start_by",
+        "id",
         postgresql_where=text("start_by is not null and state = 'ready' and queue_class = 'start'"),
     ),
     postgresql_with={"fillfactor": "70"},
@@ -295,7 +314,9 @@ tool_calls = Table(
     UniqueConstraint("run_id", "call_id"),
     # uncertain calls of a session
     Index(
-        "tool_calls_uncertain", "session_id", "seq",
+        "tool_calls_uncertain",
+        "session_id",
+        "seq",
         postgresql_where=text("state = 'started' and class <> 'retry_safe'"),
     ),
     postgresql_with={"fillfactor": "80"},
@@ -328,11 +349,15 @@ suspensions = Table(
     Index("suspensions_live", "run_id", unique=True, postgresql_where=text("ended_at is null")),
     # expiry pass
     Index(
-        "suspensions_due", "expires_at", "id",
+        "suspensions_due",
+        "expires_at",
+        "id",
         postgresql_where=text("ended_at is null and expires_at is not null"),
     ),
     Index(
-        "suspensions_poll", "next_poll_at", "id",
+        "suspensions_poll",
+        "next_poll_at",
+        "id",
         postgresql_where=text("ended_at is null and next_poll_at is not null"),
     ),
 )
@@ -359,7 +384,10 @@ pending_calls = Table(
     Index("pending_calls_call", "run_id", "call_id"),
     Index("pending_calls_reply", "reply_with", postgresql_where=text("reply_with is not null")),
     Index(
-        "pending_calls_open", "session_id", "suspension_id", "ordinal",
+        "pending_calls_open",
+        "session_id",
+        "suspension_id",
+        "ordinal",
         postgresql_where=text("answered_at is null"),
     ),
 )
@@ -383,12 +411,15 @@ checkpoints = Table(
     Column("metadata", JSONB, nullable=False, server_default=text("'{}'::jsonb")),
     _made(),
     CheckConstraint(_states("checkpoint"), name="state"),
-    Index("checkpoints_pause", "suspension_id", unique=True, postgresql_where=text("suspension_id is not null")),
+    Index(
+        "checkpoints_pause", "suspension_id", unique=True, postgresql_where=text("suspension_id is not null")
+    ),
     # the queue of a decider, oldest first
     Index("checkpoints_pending", "scope", "id", postgresql_where=text("state = 'pending'")),
     # orphans pass: pending ones by id, across scopes
     Index(
-        "checkpoints_open", "id",
+        "checkpoints_open",
+        "id",
         postgresql_where=text("state = 'pending' and suspension_id is not null"),
     ),
     Index("checkpoints_run", "run_id", "id"),

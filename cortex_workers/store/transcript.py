@@ -22,7 +22,11 @@ from cortex_workers.store.transitions import Row
 from cortex_workers.store.unit import Unit
 
 runs, messages, steps, tool_calls, specs = (
-    tables.runs, tables.messages, tables.steps, tables.tool_calls, tables.run_specs,
+    tables.runs,
+    tables.messages,
+    tables.steps,
+    tables.tool_calls,
+    tables.run_specs,
 )
 
 
@@ -41,18 +45,22 @@ def save(unit: Unit, term: Term, seqs: int, values: Mapping[str, Any]) -> Row:
     Returns the new row (``next_seq`` after the reservation, ``stop_requested_reason``).
     Raises: LeaseLost when the term is over; nothing is written then.
     """
-    saved = unit.execute(
-        update(runs)
-        .where(
-            runs.c.id == term.run_id,
-            runs.c.state == "running",
-            runs.c.lease_owner == term.owner,
-            runs.c.revision == term.revision,
-            runs.c.lease_expires_at > clock.wall(),
+    saved = (
+        unit.execute(
+            update(runs)
+            .where(
+                runs.c.id == term.run_id,
+                runs.c.state == "running",
+                runs.c.lease_owner == term.owner,
+                runs.c.revision == term.revision,
+                runs.c.lease_expires_at > clock.wall(),
+            )
+            .values(next_seq=runs.c.next_seq + seqs, **values)
+            .returning(runs.c.next_seq, runs.c.stop_requested_reason, runs.c.session_id)
         )
-        .values(next_seq=runs.c.next_seq + seqs, **values)
-        .returning(runs.c.next_seq, runs.c.stop_requested_reason, runs.c.session_id)
-    ).mappings().first()
+        .mappings()
+        .first()
+    )
     if saved is None:
         raise LeaseLost(run_id=term.run_id)
     return dict(saved)
@@ -103,13 +111,17 @@ def add_step(unit: Unit, row: Mapping[str, Any]) -> None:
 def set_system_prompt(unit: Unit, run_id: str, prompt: str) -> None:
     """Keep the assembled system prompt; written once, by the run's first fenced commit."""
     unit.execute(
-        update(specs).where(specs.c.run_id == run_id, specs.c.system_prompt.is_(None)).values(system_prompt=prompt)
+        update(specs)
+        .where(specs.c.run_id == run_id, specs.c.system_prompt.is_(None))
+        .values(system_prompt=prompt)
     )
 
 
 def load_messages(unit: Unit, run_id: str) -> list[StoredMessage]:
     """A run's own messages in order."""
-    rows = unit.execute(select(messages).where(messages.c.run_id == run_id).order_by(messages.c.seq)).mappings()
+    rows = unit.execute(
+        select(messages).where(messages.c.run_id == run_id).order_by(messages.c.seq)
+    ).mappings()
     return [StoredMessage(row["seq"], row["step_index"], to_message(dict(row))) for row in rows]
 
 
@@ -147,10 +159,17 @@ def record_start(unit: Unit, term: Term, rows: Sequence[Mapping[str, Any]]) -> N
             transitions.create_in(unit, "tool_call", "record", [{**row, **stamp}])
             continue
         name = "start" if row["state"] == "pending" else "restart"
-        values = {"executed_args": row.get("executed_args"), "amended_by": row.get("amended_by"), "late_result": None}
+        values = {
+            "executed_args": row.get("executed_args"),
+            "amended_by": row.get("amended_by"),
+            "late_result": None,
+        }
         attempt = row["attempt"] + (1 if name == "restart" else 0)
         transitions.apply_in(
-            unit, "tool_call", name, _this(term.run_id, row["call_id"]),
+            unit,
+            "tool_call",
+            name,
+            _this(term.run_id, row["call_id"]),
             {**values, **stamp, "attempt": attempt, "settled_as": None},
         )
 
@@ -160,7 +179,9 @@ def add_waiting(unit: Unit, rows: Sequence[Mapping[str, Any]]) -> None:
     transitions.create_in(unit, "tool_call", "wait", rows)
 
 
-def finish_call(unit: Unit, term: Term, outcome: str, row: Mapping[str, Any], result: Mapping[str, Any]) -> None:
+def finish_call(
+    unit: Unit, term: Term, outcome: str, row: Mapping[str, Any], result: Mapping[str, Any]
+) -> None:
     """Write a call's outcome: ``complete``, ``fail`` or ``deny``; a call without a row gets one in the same write."""
     values = {**result, "finished_at": clock.wall()}
     if row.get("state"):
@@ -174,7 +195,9 @@ def finish_call(unit: Unit, term: Term, outcome: str, row: Mapping[str, Any], re
 def close_pending(unit: Unit, run_id: str, call_ids: Sequence[str], text: str) -> None:
     """Deny calls that still wait, because their run has ended."""
     transitions.apply_in(
-        unit, "tool_call", "deny",
+        unit,
+        "tool_call",
+        "deny",
         [tool_calls.c.run_id == run_id, tool_calls.c.call_id.in_(list(call_ids))],
         {"error": text, "finished_at": clock.wall()},
     )
@@ -183,7 +206,11 @@ def close_pending(unit: Unit, run_id: str, call_ids: Sequence[str], text: str) -
 def close_all_pending(unit: Unit, run_id: str, text: str) -> None:
     """Deny every call of a run that still waits, because the run has ended."""
     transitions.apply_in(
-        unit, "tool_call", "deny", [tool_calls.c.run_id == run_id], {"error": text, "finished_at": clock.wall()}
+        unit,
+        "tool_call",
+        "deny",
+        [tool_calls.c.run_id == run_id],
+        {"error": text, "finished_at": clock.wall()},
     )
 
 
@@ -192,10 +219,16 @@ def settle_result(unit: Unit, run_id: str, call: Row, seq: int, text: str, by: s
     message = Message(role="tool", content=text, tool_call_id=call["call_id"], tool_name=call["tool"])
     add_messages(unit, run_id, [message_row(seq, call["step_index"], message)])
     transitions.apply_in(
-        unit, "tool_call", "complete", _this(run_id, call["call_id"]),
+        unit,
+        "tool_call",
+        "complete",
+        _this(run_id, call["call_id"]),
         {
-            "result_seq": seq, "result_digest": result_digest(text), "finished_at": clock.wall(),
-            "settled_as": "happened", "settled_by": by,
+            "result_seq": seq,
+            "result_digest": result_digest(text),
+            "finished_at": clock.wall(),
+            "settled_as": "happened",
+            "settled_by": by,
         },
     )
 
@@ -244,7 +277,9 @@ def seconds_until_settled(unit: Unit, run_id: str, call_id: str, settle_s: float
     since = func.greatest(runs.c.fenced_until, tool_calls.c.started_at)
     left = func.extract("epoch", since - clock.wall()) + settle_s
     found = unit.scalar(
-        select(left).select_from(runs.join(tool_calls, tool_calls.c.run_id == runs.c.id)).where(*_this(run_id, call_id))
+        select(left)
+        .select_from(runs.join(tool_calls, tool_calls.c.run_id == runs.c.id))
+        .where(*_this(run_id, call_id))
     )
     return max(0.0, float(found)) if found is not None else 0.0
 

@@ -95,7 +95,7 @@ def create(unit: Unit, name: str, rows: Sequence[Mapping[str, Any]], move: Move)
     return found
 
 
-def apply(unit: Unit, name: str, run_id: str, guard: Guard, move: Move = Move()) -> Row | None:  # noqa: B008
+def apply(unit: Unit, name: str, run_id: str, guard: Guard, move: Move = Move()) -> Row | None:
     """Move one run by the row of that name; None when no row matched (nothing was written)."""
     row = transition("run", name)
     conditions = [runs.c.id == run_id, runs.c.state.in_(row.sources), *_fence(row.fence, guard)]
@@ -111,7 +111,9 @@ def apply(unit: Unit, name: str, run_id: str, guard: Guard, move: Move = Move())
     return after
 
 
-def apply_selected(unit: Unit, name: str, chosen: FromClause, move: Move, extra: Sequence[Any] = ()) -> list[Row]:
+def apply_selected(
+    unit: Unit, name: str, chosen: FromClause, move: Move, extra: Sequence[Any] = ()
+) -> list[Row]:
     """Move every run that a locking selection (columns ``id``, ``before``) names, in one statement.
 
     Returns the new rows with ``before`` and the ``extra`` columns. Used by claims and the watchdog.

@@ -69,20 +69,24 @@ def recompute(unit: Unit, session_id: str, later_s: float = 10.0) -> int:
         return 0
     holder = _turn_holder(unit, session_id)
     reason = _reason(session["gated_at"] is not None, holder, later_s)
-    changed = unit.execute(
-        update(runs)
-        .where(
-            runs.c.session_id == session_id,
-            runs.c.state.in_(_WAITING),
-            runs.c.shared,
-            runs.c.wait_reason.is_distinct_from(reason),
+    changed = (
+        unit.execute(
+            update(runs)
+            .where(
+                runs.c.session_id == session_id,
+                runs.c.state.in_(_WAITING),
+                runs.c.shared,
+                runs.c.wait_reason.is_distinct_from(reason),
+            )
+            .values(
+                wait_reason=reason,
+                notified_at=case((reason.is_(None), clock.wall()), else_=runs.c.notified_at),
+            )
+            .returning(*runs.c)
         )
-        .values(
-            wait_reason=reason,
-            notified_at=case((reason.is_(None), clock.wall()), else_=runs.c.notified_at),
-        )
-        .returning(*runs.c)
-    ).mappings().all()
+        .mappings()
+        .all()
+    )
     cleared = [dict(row) for row in changed if row["wait_reason"] is None]
     for row in cleared:
         unit.announce(announcing.waiting(row))
@@ -110,7 +114,9 @@ def _reason(gated: bool, holder: str | None, later_s: float) -> Any:
 def _turn_holder(unit: Unit, session_id: str) -> str | None:
     """Who has the turn: what runs (or was cut off and may still act), else the first begun, else the first start."""
     mine = (runs.c.session_id == session_id, runs.c.serial)
-    fenced = and_(runs.c.state == "cancelled", runs.c.fenced_until.is_not(None), runs.c.fenced_until > clock.now())
+    fenced = and_(
+        runs.c.state == "cancelled", runs.c.fenced_until.is_not(None), runs.c.fenced_until > clock.now()
+    )
     for busy in (runs.c.state == "running", fenced):
         found = unit.scalar(select(runs.c.id).where(*mine, busy).limit(1))
         if found is not None:
@@ -132,9 +138,7 @@ def _turn_holder(unit: Unit, session_id: str) -> str | None:
 def waiting_in(unit: Unit, session_id: str) -> int:
     """How many runs of a session wait."""
     return int(
-        unit.scalar(
-            select(func.count()).where(runs.c.session_id == session_id, runs.c.state.in_(_WAITING))
-        )
+        unit.scalar(select(func.count()).where(runs.c.session_id == session_id, runs.c.state.in_(_WAITING)))
         or 0
     )
 

@@ -34,7 +34,11 @@ class Unit:
 
     def execute(self, statement: Executable, parameters: Any = None) -> Any:
         """Run a statement and return its result."""
-        return self.connection.execute(statement, parameters) if parameters else self.connection.execute(statement)
+        return (
+            self.connection.execute(statement, parameters)
+            if parameters
+            else self.connection.execute(statement)
+        )
 
     def one(self, statement: Executable) -> Row[Any] | None:
         """The first row, or None."""

@@ -67,9 +67,9 @@ def register(
     }
     unset = dict.fromkeys(("draining_at", "ended_at", "ended_as"))
     unit.execute(
-        insert(workers).values(id=worker_id, **values).on_conflict_do_update(
-            index_elements=[workers.c.id], set_={**values, **unset}
-        )
+        insert(workers)
+        .values(id=worker_id, **values)
+        .on_conflict_do_update(index_elements=[workers.c.id], set_={**values, **unset})
     )
 
 
@@ -197,12 +197,16 @@ def free_slots(unit: Unit, pool: str) -> int:
 
 def served_digests(unit: Unit, pool: str) -> set[str]:
     """The agent versions that some live worker of a pool can run."""
-    return {str(row[0]) for row in unit.all(select(func.unnest(workers.c.agents)).where(_serves(pool)).distinct())}
+    return {
+        str(row[0]) for row in unit.all(select(func.unnest(workers.c.agents)).where(_serves(pool)).distinct())
+    }
 
 
 def own_digests(unit: Unit) -> set[str]:
     """The agent versions that some live worker declares in its own code."""
-    return {str(row[0]) for row in unit.all(select(func.unnest(workers.c.own_agents)).where(live()).distinct())}
+    return {
+        str(row[0]) for row in unit.all(select(func.unnest(workers.c.own_agents)).where(live()).distinct())
+    }
 
 
 def live() -> ColumnElement[bool]:
