@@ -83,8 +83,7 @@ class Rows:
 
     def run(self, run_id: str) -> Row:
         """The row as it is now."""
-        with self.database.read() as unit:
-            row = runs.get(unit, run_id)
+        row = self.database.run(lambda unit: runs.get(unit, run_id))
         assert row is not None
         return row
 

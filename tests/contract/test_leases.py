@@ -233,9 +233,11 @@ def test_a_run_that_becomes_shared_meanwhile_is_not_given_up_behind_its_sessions
         sessions.lock(unit, session_id)
         sessions.share(unit, session_id, serial=True)
 
+    joined: list[str] = []
+
     def just_before(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
-        if "UPDATE runs" in statement and "fenced_until" in statement:
-            event.remove(rows.database.engine, "before_cursor_execute", just_before)
+        if "fenced_until" in statement and "UPDATE runs" in statement and not joined:
+            joined.append(session_id)
             rows.database.run(join)
 
     event.listen(rows.database.engine, "before_cursor_execute", just_before)
