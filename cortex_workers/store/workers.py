@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, Interval, Text, and_, case, cast, func, literal, null, select, update
+from sqlalchemy import ColumnElement, Interval, Text, and_, case, func, literal, null, select, update
 from sqlalchemy.dialects.postgresql import insert
 
 from cortex_workers.schemas.lease import WorkerInfo
@@ -215,7 +215,8 @@ def live() -> ColumnElement[bool]:
 
 
 def _heard_of() -> ColumnElement[bool]:
-    patience = cast(timedelta(seconds=MISSED_HEARTBEATS), Interval) * workers.c.heartbeat_every_s
+    seconds = workers.c.heartbeat_every_s * MISSED_HEARTBEATS
+    patience = func.make_interval(0, 0, 0, 0, 0, 0, seconds, type_=Interval)
     return workers.c.heartbeat_at > clock.now() - patience
 
 
