@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cortex_workers import telemetry
+from cortex_workers.engine import persist
 from cortex_workers.engine.execution import Answered, Execution, Planned, Result, result_message
 from cortex_workers.schemas.ids import STEP, TOOL_CALL, new_id
 from cortex_workers.store import transcript
@@ -150,6 +151,7 @@ class Batch:
     def settle(self, base: int) -> None:
         """Take over in memory what the commit made true; call it after the commit only."""
         ex = self.ex
+        ex.next_seq = base + self.seqs
         ex.own.extend(result_message(item) for item in self.results)
         ex.results = [item for item in ex.results if item not in self.results]
         ex.acted, ex.stored_prompt = True, True
@@ -197,6 +199,6 @@ def save(ex: Execution, batch: Batch) -> str | None:
         batch.write(unit, base)
         return base, row["stop_requested_reason"]
 
-    base, stop = ex.rt.database.run(work)
+    base, stop = persist.write(ex, work, persist.saved_by(ex, seqs))
     batch.settle(base)
     return stop

@@ -87,6 +87,7 @@ def prepare(rt: Runtime, row: Row, term: Term, held: Held) -> Execution:
         next_step=int(row["next_step"]),
         step_count=int(row["step_count"]),
         usage=Usage.model_validate(row["usage"] or {}),
+        next_seq=int(row["next_seq"]),
         stored_prompt=row["system_prompt"] is not None,
     )
     _load(ex)
@@ -161,6 +162,7 @@ def _failed(rt: Runtime, row: Row, ex: Execution | None, term: Term, held: Held,
             agent=definition,
             principal=None,
             stored_prompt=True,
+            next_seq=int(row["next_seq"]),
             next_step=int(row["next_step"]),
             step_count=int(row["step_count"]),
             usage=Usage.model_validate(row["usage"] or {}),

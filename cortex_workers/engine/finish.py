@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cortex_workers import probes, telemetry
+from cortex_workers.engine import persist
 from cortex_workers.engine.batch import Batch
 from cortex_workers.engine.execution import Answered, Execution
 from cortex_workers.errors import CortexError, LeaseLost
@@ -45,7 +46,7 @@ def _end(
     data: Mapping[str, Any] | None,
     messages: int = 0,
 ) -> Row:
-    def work(unit: Unit) -> Row:
+    def work(unit: Unit) -> tuple[Row, int]:
         what = Move(
             values={**batch.values(), **values},
             seqs=batch.seqs,
@@ -57,14 +58,15 @@ def _end(
         if row is None:
             telemetry.FENCED_WRITES.inc()
             raise LeaseLost(run_id=ex.run_id)
-        batch.write(unit, transitions.base(row, batch.seqs))
+        base = transitions.base(row, batch.seqs)
+        batch.write(unit, base)
         if name == "fail":
             checkpoints.close_of_run(unit, ex.run_id, "superseded", int(row["revision"]), "the run failed")
         probes.reach("finish.before_commit")
-        return row
+        return row, base
 
     with ex.held.ending():
-        row = ex.rt.database.run(work)
+        row, _ = persist.write(ex, work, persist.moved_by(ex, name, batch.seqs))
     telemetry.RUNS_ENDED.labels(row["state"]).inc()
     telemetry.event(
         f"run.{row['state']}",

@@ -10,13 +10,13 @@ import threading
 from cortex_workers.engine import cancel as cancelling
 from cortex_workers.engine import enqueue as enqueueing
 from cortex_workers.engine import slot
+from cortex_workers.engine.ahead import Claimed
 from cortex_workers.engine.continue_run import execute
 from cortex_workers.engine.runtime import Runtime
-from cortex_workers.errors import NotContinuable, RunAlreadyDone, RunLeased, RunNotFound, Stopping
+from cortex_workers.errors import Stopping
 from cortex_workers.schemas.lifecycle import TERMINAL_RUN_STATES, RunState
 from cortex_workers.schemas.run import EnqueueRun
 from cortex_workers.store import runs
-from cortex_workers.store.transitions import Row
 
 _LOOK_S = 0.05
 
@@ -36,7 +36,7 @@ def run(rt: Runtime, request: EnqueueRun, principal: bytes | None, on_exit: str,
     made, claimed = enqueueing.enqueue_and_claim(rt, request, principal)
     try:
         for row in claimed:
-            _execute(rt, row)
+            _execute(rt, Claimed(row, rt.keeper.hold(slot.term_of(row))))
         _stay(rt, made.id)
     except KeyboardInterrupt:
         if on_exit == "cancel":
@@ -52,9 +52,10 @@ def continue_run(rt: Runtime, run_id: str) -> None:
     """
     refuse_while_draining(rt)
     claimed = slot.claim_named(rt, run_id)
-    if not claimed:
-        _refuse(rt, run_id)
-    _execute(rt, claimed[0])
+    if claimed is None:
+        slot.explain(rt, run_id)
+        return
+    _execute(rt, claimed)
     _stay(rt, run_id)
 
 
@@ -63,34 +64,20 @@ def _stay(rt: Runtime, run_id: str) -> None:
     waited = threading.Event()
     while True:
         claimed = slot.claim_named(rt, run_id)
-        if claimed:
-            _execute(rt, claimed[0])
+        if claimed is not None:
+            _execute(rt, claimed)
         with rt.database.read() as unit:
             row = runs.get(unit, run_id)
         if row is None or row["state"] in TERMINAL_RUN_STATES or row["state"] == RunState.PAUSED:
             return
         refuse_while_draining(rt)
-        if not claimed:
+        if claimed is None:
             waited.wait(_LOOK_S)
 
 
-def _execute(rt: Runtime, row: Row) -> None:
-    held = rt.keeper.hold(slot.term_of(row))
+def _execute(rt: Runtime, claimed: Claimed) -> None:
     try:
-        execute(rt, row, held)
+        execute(rt, claimed.row, claimed.held)
     except KeyboardInterrupt:
-        slot.give_back_interrupted(rt, row)
+        slot.give_back_interrupted(rt, claimed.row)
         raise
-
-
-def _refuse(rt: Runtime, run_id: str) -> None:
-    with rt.database.read() as unit:
-        row = runs.get(unit, run_id)
-    if row is None:
-        raise RunNotFound(f"there is no run {run_id} in this scope")
-    if row["state"] in TERMINAL_RUN_STATES:
-        raise RunAlreadyDone(f"the run has ended: {row['state']}", run=runs.to_run(row))
-    if row["state"] == RunState.RUNNING:
-        raise RunLeased(f"worker {row['lease_owner']} holds the run", owner=row["lease_owner"])
-    reason = f", waits: {row['wait_reason']}" if row["wait_reason"] else ""
-    raise NotContinuable(f"the run is {row['state']}{reason}")

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from cortex_workers.engine.ahead import Ahead
 from cortex_workers.errors import NoHost
 from cortex_workers.host import Host
 from cortex_workers.lease.drain import DrainSwitch
@@ -19,6 +20,7 @@ from cortex_workers.lease.slots import Slots
 from cortex_workers.notify.hooks import Hooks
 from cortex_workers.ports import HintDepth, ModelClient
 from cortex_workers.schemas.agent import AgentDefinition
+from cortex_workers.schemas.notifications import Notification
 from cortex_workers.settings import Settings
 from cortex_workers.store import agents as agent_store
 from cortex_workers.store.claims import Claimer
@@ -112,6 +114,8 @@ class Runtime:
     stopper: Callable[[Runtime], None]
     flush: Callable[[float], Any] = field(default=lambda _seconds: None)
     depth: HintDepth | None = None
+    nudge: Callable[[Notification], None] | None = None
+    ahead: Ahead | None = None
     closers: list[Callable[[], Any]] = field(default_factory=list)
 
     def start(self, queues: Iterable[str] = ()) -> None:

@@ -7,30 +7,34 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 from cortex_workers import probes, telemetry
 from cortex_workers.engine import suspend
+from cortex_workers.engine.ahead import Ahead, Claimed
 from cortex_workers.engine.continue_run import execute
 from cortex_workers.engine.runtime import Runtime
 from cortex_workers.errors import NotContinuable, RunAlreadyDone, RunLeased, RunNotFound, Stopping
 from cortex_workers.schemas.lease import Term
 from cortex_workers.schemas.lifecycle import TERMINAL_RUN_STATES
 from cortex_workers.schemas.outcomes import Continued
-from cortex_workers.store import claims, leases, runs
+from cortex_workers.store import announcing, claims, leases, runs
 from cortex_workers.store.transitions import Row
 from cortex_workers.store.unit import Unit
 
 Kind = Literal["start", "begun"]
+SHORT_RUN_S = 0.1
 _NAMED_TRIES = 3
 _NAMED_PAUSE_S = 0.033
 
 
 @dataclass(slots=True)
 class _Shift:
-    """One task's stay in a slot."""
+    """One task's stay in a slot; ``kind`` is what the slot counts as now."""
 
+    kind: Kind
     began: float
     worked: int = 0
     last_state: str = "nothing"
@@ -47,28 +51,30 @@ def work(rt: Runtime, run_id: str | None, kind: Kind = "start") -> Continued:
         raise Stopping()
     if not rt.slots.try_enter(kind):
         telemetry.PUBLISH_DROPPED.labels("reserve").inc()
-        raise NotContinuable("no slot is free for a start; slots that free up claim from the table")
+        raise NotContinuable("no slot is free for it; slots that free up claim from the table")
+    shift = _Shift(kind, time.monotonic())
     try:
-        return _shift(rt, run_id, kind)
+        return _work(rt, run_id, shift)
     finally:
-        rt.slots.leave(kind)
+        rt.slots.leave(shift.kind)
 
 
-def _shift(rt: Runtime, run_id: str | None, kind: Kind) -> Continued:
-    shift = _Shift(time.monotonic())
-    claimed = _first_claim(rt, run_id, kind)
-    if not claimed and run_id is not None and kind == "begun":
-        claimed = _next(rt, kind)
-    while claimed:
-        row = claimed.pop(0)
+def _work(rt: Runtime, run_id: str | None, shift: _Shift) -> Continued:
+    current = _first_claim(rt, run_id, shift)
+    if current is not None and rt.slots.free > 0:
+        _nudge(rt)
+    while current is not None:
+        if not _fits(rt, shift, current):
+            break
         began = time.monotonic()
-        shift.last_state = _work_on(rt, row, claimed)
+        shift.last_state = execute(rt, current.row, current.held)
         shift.worked += 1
         rt.slots.note_run(time.monotonic() - began)
-        if not claimed and not _over(rt, shift):
-            claimed = _next(rt, kind)
+        current = None if _over(rt, shift) else _next(rt, shift)
     if shift.worked == 0 and run_id is not None:
-        _explain(rt, run_id)
+        explain(rt, run_id)
+    if shift.worked and _over(rt, shift) and not rt.drain.is_set():
+        _nudge(rt)
     return Continued(run_id=run_id, last_state=shift.last_state, runs=shift.worked)
 
 
@@ -76,30 +82,41 @@ def _over(rt: Runtime, shift: _Shift) -> bool:
     return rt.drain.is_set() or time.monotonic() - shift.began >= rt.settings.table_claim_s
 
 
-def _first_claim(rt: Runtime, run_id: str | None, kind: Kind) -> list[Row]:
+def _fits(rt: Runtime, shift: _Shift, current: Claimed) -> bool:
+    """Count the slot as what it holds now; a start that the reserve has no room for goes back (ruling 13)."""
+    wanted: Kind = "start" if current.row["queue_class"] == "start" else "begun"
+    if wanted == shift.kind:
+        return True
+    if rt.slots.switch(shift.kind, wanted):
+        shift.kind = wanted
+        return True
+    give_back(rt, current, "reserve")
+    return False
+
+
+def _first_claim(rt: Runtime, run_id: str | None, shift: _Shift) -> Claimed | None:
     if run_id is None:
-        return _next(rt, kind)
-    if kind == "begun":
-        return claim_named(rt, run_id)
+        return _next(rt, shift)
+    if shift.kind == "begun":
+        return claim_named(rt, run_id) or _next(rt, shift)
 
     def wanted(unit: Unit) -> list[Row]:
         if claims.begun_waits(unit, rt.claimer):
             return []
         return claims.claim_named(unit, rt.claimer, run_id)
 
-    return _checked(rt, _try(rt, wanted)) or _next(rt, kind)
+    return _claim(rt, wanted) or _next(rt, shift)
 
 
-def claim_named(rt: Runtime, run_id: str) -> list[Row]:
+def claim_named(rt: Runtime, run_id: str) -> Claimed | None:
     """Claim one run by its id; tries three times in 100 ms, for its session's row may be locked for a moment."""
     for attempt in range(_NAMED_TRIES):
-        found = _checked(rt, _try(rt, lambda unit: claims.claim_named(unit, rt.claimer, run_id)))
-        if found:
+        found = _claim(rt, lambda unit: claims.claim_named(unit, rt.claimer, run_id))
+        if found is not None or not _worth_another_try(rt, run_id):
             return found
-        if attempt + 1 < _NAMED_TRIES and not _worth_another_try(rt, run_id):
-            break
-        threading.Event().wait(_NAMED_PAUSE_S)
-    return []
+        if attempt + 1 < _NAMED_TRIES:
+            threading.Event().wait(_NAMED_PAUSE_S)
+    return None
 
 
 def _worth_another_try(rt: Runtime, run_id: str) -> bool:
@@ -113,50 +130,66 @@ def _worth_another_try(rt: Runtime, run_id: str) -> bool:
     )
 
 
-def _next(rt: Runtime, kind: Kind) -> list[Row]:
-    """The best claimable runs; starts only within the reserve."""
+def _next(rt: Runtime, shift: _Shift) -> Claimed | None:
+    """What was claimed ahead, else the best claimable run; starts only within the reserve."""
     if rt.drain.is_set():
-        return []
-    starts = kind == "start" or rt.slots.free_for_start > 0
-    median = rt.slots.median_run_s
-    batch = rt.settings.claim_batch if median < 0.1 else 1
-    return _checked(
-        rt, _try(rt, lambda unit: claims.claim_next(unit, rt.claimer, starts=starts, batch=batch))
-    )
+        return None
+    shelf = ahead(rt)
+    waiting = shelf.take()
+    if waiting is not None:
+        return waiting
+    starts = shift.kind == "start" or rt.slots.free_for_start > 0
+    batch = min(rt.settings.claim_batch, shelf.room) if rt.slots.median_run_s < SHORT_RUN_S else 1
+    return _claim(rt, lambda unit: claims.claim_next(unit, rt.claimer, starts=starts, batch=max(1, batch)))
 
 
-def _try(rt: Runtime, claim: object) -> list[Row]:
+def _claim(rt: Runtime, statement: Callable[[Unit], list[Row]]) -> Claimed | None:
+    """Claim and hold; the first row is worked on now, others are kept ahead.
+
+    No fresh claim once a drain began: what slipped in goes straight back, with its instruction (ruling 31).
+    """
+
     def attempt(unit: Unit) -> list[Row]:
-        rows: list[Row] = claim(unit)  # type: ignore[operator]
+        rows = statement(unit)
         if rows:
             probes.reach("claim.before_commit")
         return rows
 
+    sent = time.monotonic()
     try:
-        return rt.database.run(attempt)
+        rows = rt.database.run(attempt)
     except claims.TurnTaken:
-        return []
-
-
-def _checked(rt: Runtime, rows: list[Row]) -> list[Row]:
-    """No fresh claim once a drain began: what slipped in goes straight back, with its instruction (ruling 31)."""
+        return None
     if not rows:
-        return rows
+        return None
+    claimed = [Claimed(row, rt.keeper.hold(term_of(row), time.monotonic() - sent)) for row in rows]
     probes.reach("claim.after_commit")
     for row in rows:
         telemetry.CLAIMS.labels(row["before"]).inc()
-        if row["before"] == "ready" and row["queue_class"] == "start":
+        if row["queue_class"] == "start":
             rt.slots.note_start_rank(int(row["rank"]))
     if rt.drain.is_set():
-        for row in rows:
-            give_back(rt, row, "drain")
-        return []
-    return rows
+        for item in claimed:
+            give_back(rt, item, "drain")
+        return None
+    ahead(rt).put(claimed[1:])
+    return claimed[0]
 
 
-def give_back(rt: Runtime, row: Row, reason: str) -> None:
+def ahead(rt: Runtime) -> Ahead:
+    """The shelf of this process."""
+    if rt.ahead is None:
+        rt.ahead = Ahead(lambda item: give_back(rt, item, "not begun"))
+        rt.drain.on_drain(rt.ahead.give_back_all)
+    return rt.ahead
+
+
+def give_back(rt: Runtime, item: Claimed, reason: str) -> None:
     """Undo a claim that dispatched nothing."""
-    suspend.hand_back_claimed(rt.database.run, row, term_of(row), 0.0, rt.settings.sweep_interval_s, reason)
+    with item.held.ending():
+        suspend.hand_back_claimed(
+            rt.database.run, item.row, item.held.term, 0.0, rt.settings.sweep_interval_s, reason
+        )
 
 
 def give_back_interrupted(rt: Runtime, row: Row) -> None:
@@ -170,18 +203,17 @@ def term_of(row: Row) -> Term:
     return Term(run_id=row["id"], owner=row["lease_owner"], revision=row["revision"])
 
 
-def _work_on(rt: Runtime, row: Row, ahead: list[Row]) -> str:
-    """Execute one claimed run; what is held ahead is renewed meanwhile and given back when it is not begun soon."""
-    waiting = [rt.keeper.hold(term_of(item)) for item in ahead]
-    try:
-        state = execute(rt, row, rt.keeper.hold(term_of(row)))
-    finally:
-        for held in waiting:
-            held.release()
-    return state
+def _nudge(rt: Runtime) -> None:
+    """More may be claimable than hints are under way: publish one (ruling 16); hosts' hooks are not told again."""
+    if rt.nudge is None:
+        return
+    with rt.database.read() as unit:
+        row = claims.best_waiting(unit, rt.claimer)
+    if row is not None:
+        rt.nudge(announcing.waiting(row, renotified=True))
 
 
-def _explain(rt: Runtime, run_id: str) -> None:
+def explain(rt: Runtime, run_id: str) -> None:
     """Say why a named run was not continued: an ordinary outcome."""
     with rt.database.read() as unit:
         row = runs.get(unit, run_id)
@@ -191,6 +223,5 @@ def _explain(rt: Runtime, run_id: str) -> None:
         raise RunAlreadyDone(run=runs.to_run(row))
     if row["state"] == "running":
         raise RunLeased(owner=row["lease_owner"], expires_at=row["lease_expires_at"])
-    raise NotContinuable(
-        f"the run is {row['state']}" + (f" and waits: {row['wait_reason']}" if row["wait_reason"] else "")
-    )
+    reason = f" and waits: {row['wait_reason']}" if row["wait_reason"] else ""
+    raise NotContinuable(f"the run is {row['state']}{reason}")

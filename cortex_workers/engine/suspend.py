@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cortex_workers import probes, telemetry
+from cortex_workers.engine import persist
 from cortex_workers.engine.batch import Batch
 from cortex_workers.engine.execution import Answered, Execution, Planned, Result
 from cortex_workers.errors import LeaseLost, RefusedForNow
@@ -210,7 +211,7 @@ def hand_off(ex: Execution, reason: str, answered: Answered | None, take_back: P
         probes.reach("hand_off.before_commit")
         return row, base
 
-    row = _finish_letting_go(ex, work, batch, "drain" if reason == "drain" else "stop")
+    row = _finish_letting_go(ex, "hand_off", work, batch, "drain" if reason == "drain" else "stop")
     probes.reach("hand_off.after_commit")
     return row
 
@@ -226,12 +227,14 @@ def end_slice(ex: Execution, delay_s: float = 0.0, why: str = "slice") -> Row:
     def work(unit: Unit) -> tuple[Row, int]:
         return _let_go(unit, ex, "slice_end", batch, wait, {"reason": why})
 
-    return _finish_letting_go(ex, work, batch, "slice")
+    return _finish_letting_go(ex, "slice_end", work, batch, "slice")
 
 
-def _finish_letting_go(ex: Execution, work: Callable[[Unit], tuple[Row, int]], batch: Batch, why: str) -> Row:
+def _finish_letting_go(
+    ex: Execution, name: str, work: Callable[[Unit], tuple[Row, int]], batch: Batch, why: str
+) -> Row:
     with ex.held.ending():
-        row, base = ex.rt.database.run(work)
+        row, base = persist.write(ex, work, persist.moved_by(ex, name, batch.seqs))
     batch.settle(base)
     telemetry.HAND_OFFS.labels(why).inc()
     telemetry.event("run.handed_off", run_id=ex.run_id, why=why, step=ex.next_step)

@@ -63,6 +63,21 @@ def begun_waits(unit: Unit, claimer: Claimer) -> bool:
     return unit.scalar(one.limit(1)) is not None
 
 
+def best_waiting(unit: Unit, claimer: Claimer) -> Row | None:
+    """The run that would be claimed next, unlocked; None when nothing waits."""
+    found = (
+        unit.execute(
+            select(runs)
+            .where(claimable(), runs.c.pool == claimer.pool, served(claimer.digests))
+            .order_by(runs.c.queue_class, runs.c.rank)
+            .limit(1)
+        )
+        .mappings()
+        .first()
+    )
+    return dict(found) if found is not None else None
+
+
 def claim_named(
     unit: Unit, claimer: Claimer, run_id: str, *, suspension_id: str | None = None, any_pool: bool = True
 ) -> list[Row]:

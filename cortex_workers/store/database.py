@@ -109,7 +109,7 @@ class Database:
         with self._connection(lease) as connection:
             unit = Unit(connection, self._hooks)
             yield unit
-            connection.commit()
+            _commit(connection)
         self.transactions += 1
         self._release(unit)
 
@@ -146,7 +146,7 @@ class Database:
                 if connection.invalidated or getattr(error, "connection_invalidated", False):
                     raise _StaleConnection() from error
                 raise
-            connection.commit()
+            _commit(connection)
         self.transactions += 1
         self._release(unit)
         return value
@@ -171,6 +171,14 @@ class Database:
         """Close every connection of this process."""
         self.engine.dispose()
         self.lease_engine.dispose()
+
+
+def _commit(connection: Connection) -> None:
+    """Commit; when the answer is lost, nobody can say whether it went through (``unknown``)."""
+    try:
+        connection.commit()
+    except _LOST as error:
+        raise StoreUnavailable("the connection was lost during the commit", unknown=True) from error
 
 
 class _StaleConnection(Exception):

@@ -47,6 +47,8 @@ from cortex_workers.store.unit import Unit
 
 runs = tables.runs
 Row = Mapping[str, Any]
+_SOON = timedelta(seconds=0.5)
+"""A run that may not be claimed before that is announced by the sweep, when it may."""
 LAPSE_PAUSES_S = (0.0, 30.0, 120.0)
 """Pause after the first, second and every further lapse (ruling 29)."""
 
@@ -81,10 +83,12 @@ class Move:
 def create(unit: Unit, name: str, rows: Sequence[Mapping[str, Any]], move: Move) -> list[Row]:
     """Insert runs by their creating transition; a row whose id is taken is missing from what comes back."""
     row = transition("run", name)
+    now = clock.wall()
+    usual = {"state_since": now, "not_before": now}
     fixed = {"state": row.target, "instruction": row.instruction, "next_seq": move.seqs + 1}
     made = (
         pg_insert(runs)
-        .values([{**values, **fixed} for values in rows])
+        .values([{**usual, **values, **fixed} for values in rows])
         .on_conflict_do_nothing(index_elements=[runs.c.id])
         .returning(*runs.c)
         .cte("moved")
@@ -286,7 +290,7 @@ def _tell(unit: Unit, row: Transition, before: str | None, after: Row) -> None:
     unit.on_transition(row, before, after)
     for kind in row.announces:
         if kind in (Announce.RUN_READY, Announce.RUN_RECLAIMABLE):
-            if after["wait_reason"] is None:
+            if after["wait_reason"] is None and after["not_before"] - after["state_since"] < _SOON:
                 unit.announce(announcing.waiting(after))
         elif kind not in (Announce.CHECKPOINT_CREATED, Announce.CHECKPOINT_RESOLVED):
             unit.announce(announcing.ended(after))

@@ -1,0 +1,82 @@
+"""A holder's writes outlive a short loss of Postgres: repeated until they are known to be in, or the lease is over.
+
+An error before the commit wrote nothing. An error during the commit is "unknown": the row is read again, and tells
+whether this very write is in (bug cases C14, C51). Without this, a restart of Postgres would turn every outcome in
+hand into an uncertain effect.
+Source: celery.md 17; ruling 8.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from cortex_workers import telemetry
+from cortex_workers.engine.execution import Execution
+from cortex_workers.errors import LeaseLost, StoreUnavailable
+from cortex_workers.schemas.lifecycle import transition
+from cortex_workers.store import runs, transitions
+from cortex_workers.store.transitions import Row
+from cortex_workers.store.unit import Unit
+
+T = TypeVar("T")
+_FIRST_PAUSE_S = 0.1
+_MOST_PAUSE_S = 2.0
+
+
+def write(ex: Execution, work: Callable[[Unit], T], landed: Callable[[Row], T | None]) -> T:
+    """Do one fenced transaction of a holder.
+
+    ``landed`` is given the row as it is after an unknown commit and returns what ``work`` would have returned when
+    the write is in, else None.
+    Raises: LeaseLost when the term is over, StoreUnavailable when Postgres stays away for a whole lease.
+    """
+    pause_s, waited, unknown = _FIRST_PAUSE_S, threading.Event(), False
+    give_up_at = time.monotonic() + ex.rt.settings.lease_ttl_s
+    while True:
+        try:
+            if unknown:
+                found = _look(ex, landed)
+                if found is not None:
+                    return found
+            return ex.rt.database.run(work)
+        except StoreUnavailable as error:
+            unknown = unknown or bool(error.data.get("unknown"))
+            if ex.held.lost or time.monotonic() > give_up_at:
+                raise
+            telemetry.event("store.retry", "warning", run_id=ex.run_id, unknown=unknown)
+            waited.wait(pause_s)
+            pause_s = min(pause_s * 2, _MOST_PAUSE_S)
+
+
+def _look(ex: Execution, landed: Callable[[Row], T | None]) -> T | None:
+    with ex.rt.database.read() as unit:
+        row = runs.get(unit, ex.run_id)
+    if row is None:
+        raise LeaseLost(run_id=ex.run_id)
+    return landed(row)
+
+
+def moved_by(ex: Execution, name: str, seqs: int) -> Callable[[Row], tuple[Row, int] | None]:
+    """Tells whether this term's own transition is in, and gives its row and first ordinal."""
+    target = transition("run", name).target
+
+    def landed(row: Row) -> tuple[Row, int] | None:
+        if row["revision"] == ex.term.revision + 1 and row["state"] == target:
+            return row, transitions.base(row, seqs)
+        return None
+
+    return landed
+
+
+def saved_by(ex: Execution, seqs: int) -> Callable[[Row], tuple[int, str | None] | None]:
+    """Tells whether this term's own progress is in: while it holds the run, nobody else moves the ordinals."""
+
+    def landed(row: Row) -> tuple[int, str | None] | None:
+        if row["revision"] == ex.term.revision and row["next_seq"] == ex.next_seq + seqs:
+            return int(row["next_seq"]) - seqs, row["stop_requested_reason"]
+        return None
+
+    return landed
