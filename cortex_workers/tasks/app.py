@@ -229,7 +229,10 @@ class _FromEnvironment(Mapping[str, Any]):
 
 
 class FleetCelery(Celery):  # type: ignore[misc]  # Celery ships no types
-    """Celery with our worker program."""
+    """Celery with our worker program and without results."""
+
+    # Said here because Celery prefers its environment to the setting.
+    backend_cls = "disabled"
 
     @cached_property
     def Worker(self) -> Any:  # noqa: N802  Celery's name
@@ -242,8 +245,7 @@ def make_app(settings: Settings | None = None, role: Role = "worker") -> FleetCe
 
     It never becomes the current app of the process: that one belongs to the host.
     """
-    # The backend is given here because Celery prefers its environment to the setting.
-    made = FleetCelery("cortex_workers", set_as_current=False, include=MODULES, backend="disabled")
+    made = FleetCelery("cortex_workers", set_as_current=False, include=MODULES)
     made.config_from_object(_FromEnvironment() if settings is None else celery_settings(settings, role))
     return made
 

@@ -16,7 +16,7 @@ from cortex_workers.settings import Settings
 
 T = TypeVar("T")
 QUICK_S = 1.0
-"""A failure that comes sooner means a lost connection, worth a second try on a fresh one; a later one, a frozen broker."""
+"""A failure that comes sooner is a lost connection, worth a second try on a fresh one; later, the broker is frozen."""
 
 
 class BrokerAway(Unavailable):

@@ -175,8 +175,13 @@ def attach(rt: Runtime) -> CeleryPublisher:
             return hint_target(unit, pool)
 
     publisher = CeleryPublisher(rt.settings, target)
+
+    def flush(timeout_s: float) -> None:
+        publisher.flush(timeout_s)
+
     rt.hooks.subscribe(publisher)
-    rt.flush = publisher.flush
+    rt.nudge = publisher
+    rt.flush = flush
     rt.closers.append(publisher.close)
     return publisher
 

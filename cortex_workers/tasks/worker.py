@@ -8,6 +8,7 @@ from typing import Any
 from celery.apps.worker import Worker
 from celery.exceptions import CeleryCommandException, ImproperlyConfigured
 from celery.utils.nodenames import default_nodename, nodesplit
+from celery.utils.text import str_to_list
 
 
 class FleetWorker(Worker):  # type: ignore[misc]  # Celery ships no types
@@ -21,9 +22,9 @@ class FleetWorker(Worker):  # type: ignore[misc]  # Celery ships no types
         try:
             super().setup_queues(include, exclude)
         except ImproperlyConfigured:
-            known = ", ".join(sorted(self.app.amqp.queues))
+            known, named = ", ".join(sorted(self.app.amqp.queues)), ", ".join(str_to_list(include or exclude))
             raise CeleryCommandException(
-                f"no such queue among {include or exclude}; this worker knows {known}", exit_code=1
+                f"{named}: there is no such queue; this worker knows {known}", exit_code=1
             ) from None
 
 
