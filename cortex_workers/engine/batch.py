@@ -14,7 +14,7 @@ from cortex_workers import telemetry
 from cortex_workers.engine import persist
 from cortex_workers.engine.execution import Answered, Execution, Planned, Result, result_message
 from cortex_workers.schemas.ids import STEP, TOOL_CALL, new_id
-from cortex_workers.store import transcript
+from cortex_workers.store import checkpoints, transcript
 from cortex_workers.store.unit import Unit
 
 
@@ -83,10 +83,12 @@ class Batch:
             self.ex.run_id,
             [transcript.message_row(result_seq, planned.step_index, message, result.marked)],
         )
+        # A started call that is denied when it would run again has failed: it is past waiting.
+        outcome = "fail" if result.outcome == "deny" and row.get("state") == "started" else result.outcome
         transcript.finish_call(
             unit,
             self.ex.term,
-            result.outcome,
+            outcome,
             row,
             {
                 "result_seq": result_seq,
@@ -94,6 +96,12 @@ class Batch:
                 "error": result.error,
             },
         )
+        if planned.granted or planned.adjudicated:
+            refused = result.outcome == "deny"
+            disposition = "refused_by_engine" if refused else "authorized"
+            checkpoints.dispose(
+                unit, self.ex.run_id, planned.call.id, disposition, "denied" if refused else None
+            )
         telemetry.TOOL_CALLS.labels(planned.call.name if planned.spec else "unknown", result.outcome).inc()
 
     def _write_answer(self, unit: Unit, seq: _Counter) -> int:
@@ -185,10 +193,10 @@ class _Counter:
         return value
 
 
-def save(ex: Execution, batch: Batch) -> str | None:
+def save(ex: Execution, batch: Batch) -> None:
     """Store a batch as progress: one fenced transaction; the revision stays.
 
-    Returns a stop request that was read back.
+    A stop request that it reads back is obeyed at the next boundary (ruling 30).
     Raises: LeaseLost when the term is over (nothing is written).
     """
     values, seqs = batch.values(), batch.seqs
@@ -201,4 +209,5 @@ def save(ex: Execution, batch: Batch) -> str | None:
 
     base, stop = persist.write(ex, work, persist.saved_by(ex, seqs))
     batch.settle(base)
-    return stop
+    if stop is not None:
+        ex.held.note_stop(stop)

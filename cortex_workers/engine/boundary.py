@@ -24,10 +24,19 @@ class SliceEnd(Exception):
 
 
 def check(ex: Execution) -> None:
-    """Stop before the next side effect when the run is not ours to go on with.
+    """Stop before the next side effect when the run is not ours to go on with, or has used up its budget.
 
-    Waits while the lease is not confirmed (ruling 28: loss of trust blocks, it does not kill).
     Raises: LeaseLost, HandOff, BudgetExhausted.
+    """
+    check_hold(ex)
+    if ex.agent.budget_s is not None and leased_s(ex) > ex.agent.budget_s:
+        raise BudgetExhausted(f"the run used up its budget of {ex.agent.budget_s:g} s of leased time")
+
+
+def check_hold(ex: Execution) -> None:
+    """Stop when the run is not ours to go on with; waits while the lease is not confirmed (ruling 28).
+
+    Raises: LeaseLost, HandOff.
     """
     if ex.held.lost:
         raise LeaseLost(run_id=ex.run_id)
@@ -36,8 +45,6 @@ def check(ex: Execution) -> None:
     reason = stop_reason(ex)
     if reason is not None:
         raise HandOff(reason)
-    if ex.agent.budget_s is not None and leased_s(ex) > ex.agent.budget_s:
-        raise BudgetExhausted(f"the run used up its budget of {ex.agent.budget_s:g} s of leased time")
 
 
 def check_step(ex: Execution) -> None:

@@ -40,6 +40,7 @@ class Planned:
     approval_ttl_s: float | None = None
     waits_for_approval: bool = False
     granted: bool = False
+    adjudicated: bool = False
 
     @property
     def safe(self) -> bool:

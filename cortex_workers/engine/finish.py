@@ -13,7 +13,7 @@ from cortex_workers.engine import persist
 from cortex_workers.engine.batch import Batch
 from cortex_workers.engine.execution import Answered, Execution
 from cortex_workers.errors import CortexError, LeaseLost
-from cortex_workers.store import checkpoints, transitions, turns
+from cortex_workers.store import checkpoints, transcript, transitions, turns
 from cortex_workers.store.transitions import Guard, Move, Row
 from cortex_workers.store.unit import Unit
 
@@ -62,6 +62,7 @@ def _end(
         batch.write(unit, base)
         if name == "fail":
             checkpoints.close_of_run(unit, ex.run_id, "superseded", int(row["revision"]), "the run failed")
+            transcript.close_all_pending(unit, ex.run_id, "the run failed")
         probes.reach("finish.before_commit")
         return row, base
 

@@ -79,6 +79,7 @@ def judge(ex: Execution, planned: Planned, verdict: Row | None = None) -> Result
     """
     if planned.spec is None or planned.tool is None:
         return failed(planned, f"there is no tool named {planned.call.name[:64]!r} here")
+    planned.adjudicated = verdict is not None
     if verdict is not None and verdict["outcome"] != "granted":
         return denied(planned, str(verdict["note"] or "rejected"))
     arguments = _arguments(planned, verdict)

@@ -49,11 +49,11 @@ def new_turn(ex: Execution, answered: Answered) -> TurnEnd:
         return TurnEnd.PAUSED
     starts = [runnable[0]] if runnable and not runnable[0].safe else []
     batch = Batch(ex, answered, starts)
-    stop = save(ex, batch)
+    save(ex, batch)
     probes.reach("turn.after_commit")
     for item in planned:
         item.message_seq = ex.last_message_seq
-    return run_turn(ex, planned, early, waiting, started=starts[0] if starts else None, stop=stop)
+    return run_turn(ex, planned, early, waiting, started=starts[0] if starts else None)
 
 
 def continued_turn(
@@ -83,7 +83,6 @@ def run_turn(
     early: dict[int, Result],
     waiting: Sequence[Planned],
     started: Planned | None = None,
-    stop: str | None = None,
 ) -> TurnEnd:
     """Run what may run in the model's order, then pause for what waits."""
     phase = time.monotonic()
@@ -100,10 +99,9 @@ def run_turn(
         following = _next_unsafe(planned, early, waiting, index)
         if started is not item:
             started = _record(ex, item)
-        result = _run_unsafe(ex, item, stop)
+        result = _run_unsafe(ex, item)
         if result is None:
             return TurnEnd.PAUSED
-        stop = None
         started = _store_outcome(ex, result, following)
     if waiting:
         suspend.pause_for_approval(ex, waiting, None)
@@ -132,22 +130,19 @@ def _record(ex: Execution, item: Planned) -> Planned:
     return item
 
 
-def _run_unsafe(ex: Execution, item: Planned, stop: str | None) -> Result | None:
+def _run_unsafe(ex: Execution, item: Planned) -> Result | None:
     """Dispatch an unsafe call whose start record is stored; None when the run was given away instead.
 
     Raises: LeaseLost, having left the proof that the handler was never entered.
     """
     probes.reach("tool.after_start_record")
     try:
-        boundary.check(ex)
+        boundary.check_hold(ex)
     except LeaseLost:
         dispatch.keep_late(ex, item, dispatch.NEVER_ENTERED)
         raise
     except boundary.HandOff as hand_off:
         suspend.hand_off(ex, hand_off.reason, None, take_back=item)
-        return None
-    if stop is not None:
-        suspend.hand_off(ex, stop, None, take_back=item)
         return None
     try:
         return dispatch.run_handler(ex, item)

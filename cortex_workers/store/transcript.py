@@ -185,7 +185,9 @@ def finish_call(
     """Write a call's outcome: ``complete``, ``fail`` or ``deny``; a call without a row gets one in the same write."""
     values = {**result, "finished_at": clock.wall()}
     if row.get("state"):
-        transitions.apply_in(unit, "tool_call", outcome, _this(term.run_id, row["call_id"]), values)
+        moved = transitions.apply_in(unit, "tool_call", outcome, _this(term.run_id, row["call_id"]), values)
+        if not moved:
+            raise RuntimeError(f"the call {row['call_id']} could not {outcome} from {row['state']}")
     else:
         stamp = {"term_owner": term.owner, "term_revision": term.revision}
         begun = {} if row.get("started_at") else {"started_at": clock.wall()}
