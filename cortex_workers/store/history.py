@@ -10,13 +10,14 @@ from typing import Any
 from sqlalchemy import select
 
 from cortex_workers.schemas.llm import Message
-from cortex_workers.store import tables
+from cortex_workers.store import tables, transcript
 from cortex_workers.store.transitions import Row
 from cortex_workers.store.unit import Unit
 
 runs, messages, specs, tool_calls = tables.runs, tables.messages, tables.run_specs, tables.tool_calls
 _ARGUMENT_CHARS = 200
 _PAGE = 50
+_MOST_NOTES = 20
 
 
 def load(unit: Unit, session_id: str, upto: int, floor: int, window: int) -> list[Message]:
@@ -24,22 +25,19 @@ def load(unit: Unit, session_id: str, upto: int, floor: int, window: int) -> lis
 
     Fixed by ``upto`` and ``floor``: a run that is continued reads what it read at first.
     """
-    if upto <= floor or window <= 0:
-        return _notes(unit, session_id, floor, upto) if upto > floor else []
+    if upto <= floor:
+        return []
     newest: list[Message] = []
-    last_completed, before = None, upto + 1
-    while len(newest) < window:
+    last_completed, before = floor, upto + 1
+    while len(newest) < max(window, 1):
         page = _completed(unit, session_id, floor, before)
         if not page:
             break
-        last_completed = last_completed if last_completed is not None else page[0]["completion_seq"]
-        for turn in page:
-            newest = [*_of_run(unit, turn), *newest]
-            if len(newest) >= window:
-                break
+        last_completed = max(last_completed, page[0]["completion_seq"])
+        newest = [*_turns(unit, page), *newest]
         before = page[-1]["completion_seq"]
-    since = last_completed if last_completed is not None else floor
-    return [*newest[-window:], *_notes(unit, session_id, since, upto)]
+    kept = newest[-window:] if window > 0 else []
+    return [*kept, *_notes(unit, session_id, last_completed, upto)]
 
 
 def _completed(unit: Unit, session_id: str, floor: int, before: int) -> list[Row]:
@@ -58,21 +56,28 @@ def _completed(unit: Unit, session_id: str, floor: int, before: int) -> list[Row
     return [dict(row) for row in unit.execute(statement).mappings()]
 
 
-def _of_run(unit: Unit, turn: Row) -> list[Message]:
-    """A turn's input and what the assistant said; its tool calls are not replayed."""
-    said = unit.all(
-        select(messages.c.content)
-        .where(messages.c.run_id == turn["id"], messages.c.role == "assistant", messages.c.content != "")
-        .order_by(messages.c.seq)
+def _turns(unit: Unit, page: list[Row]) -> list[Message]:
+    """The turns of a page (newest first) as messages, oldest first: each input and what the assistant said.
+
+    Tool calls of old turns are not replayed (runs.md 7.5).
+    """
+    said: dict[str, list[Message]] = {turn["id"]: [] for turn in page}
+    rows = unit.all(
+        select(messages.c.run_id, messages.c.content)
+        .where(messages.c.run_id.in_(list(said)), messages.c.role == "assistant", messages.c.content != "")
+        .order_by(messages.c.run_id, messages.c.seq)
     )
+    for row in rows:
+        said[row.run_id].append(Message(role="assistant", content=row.content))
     return [
-        Message(role="user", content=turn["input"]),
-        *(Message(role="assistant", content=row.content) for row in said),
+        message
+        for turn in reversed(page)
+        for message in (Message(role="user", content=turn["input"]), *said[turn["id"]])
     ]
 
 
 def _notes(unit: Unit, session_id: str, since: int, upto: int) -> list[Message]:
-    """One generated note for each turn that ended badly since the last good one: what it was asked, what it did."""
+    """One generated note for each of the newest turns that ended badly since the last good one."""
     statement = (
         select(runs.c.id, runs.c.state, runs.c.error_code, specs.c.input)
         .join(specs, specs.c.run_id == runs.c.id)
@@ -82,15 +87,14 @@ def _notes(unit: Unit, session_id: str, since: int, upto: int) -> list[Message]:
             runs.c.completion_seq <= upto,
             runs.c.state.in_(["failed", "cancelled", "incomplete"]),
         )
-        .order_by(runs.c.completion_seq)
+        .order_by(runs.c.completion_seq.desc())
+        .limit(_MOST_NOTES)
     )
-    return [_note(unit, dict(row)) for row in unit.execute(statement).mappings()]
+    found = [dict(row) for row in unit.execute(statement).mappings()]
+    return [_note(unit, row) for row in reversed(found)]
 
 
 def _note(unit: Unit, turn: Row) -> Message:
-    # Imported here: transcript is a sibling that does not need this module.
-    from cortex_workers.store import transcript
-
     calls = [
         row
         for row in transcript.load_calls(unit, turn["id"])
