@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from contextlib import AbstractContextManager
 from typing import Any
 
 import structlog
@@ -51,6 +52,13 @@ EVENTS: dict[str, str] = {
     "store.retry": "a database connection was lost before commit; tried once more",
 }
 
+SPANS: dict[str, str] = {
+    "cortex.run": "one term of a run on this worker",
+    "cortex.model_call": "one model call, its tries included",
+    "cortex.tool_call": "one handler",
+    "cortex.sweep": "one pass of the sweep",
+}
+
 RUNS_ENDED = Counter("cw_runs_ended_total", "Runs that ended here", ["state"])
 CLAIMS = Counter("cw_claims_total", "Runs claimed here", ["from_state"])
 REFUSED_HINTS = Counter("cw_hints_refused_total", "Hints that met a run needing nothing", ["code"])
@@ -76,6 +84,17 @@ HOOK_FAILURES = Counter("cw_hook_failures_total", "Subscribers that failed", ["k
 
 tracer = trace.get_tracer("cortex_workers")
 _log = structlog.get_logger("cortex_workers")
+
+
+def span(name: str, **attributes: str | int) -> AbstractContextManager[Any]:
+    """A span of the catalogue around a block; ids and counts only.
+
+    Raises: KeyError for a name that is not in SPANS.
+    """
+    SPANS[name]
+    return tracer.start_as_current_span(
+        name, attributes={f"cortex.{key}": item for key, item in attributes.items()}
+    )
 
 
 def event(name: str, level: str = "info", **fields: Any) -> None:

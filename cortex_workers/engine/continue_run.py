@@ -42,7 +42,8 @@ def execute(rt: Runtime, row: Row, held: Held, slice_began: float | None = None)
         ex = prepare(rt, row, term, held)
         if slice_began is not None:
             ex.slice_began = slice_began
-        loop.run_loop(ex)
+        with telemetry.span("cortex.run", run_id=term.run_id, revision=term.revision):
+            loop.run_loop(ex)
         return "done"
     except boundary.HandOff as error:
         assert ex is not None

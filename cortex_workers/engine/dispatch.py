@@ -34,7 +34,10 @@ def run_handler(ex: Execution, planned: Planned) -> Result:
     timeout = timeout_s(ex, planned)
     deadline = time.monotonic() + timeout if timeout is not None else None
     try:
-        value = _call(ex, planned, timeout, deadline)
+        with telemetry.span(
+            "cortex.tool_call", run_id=ex.run_id, call_id=planned.call.id, tool=planned.call.name
+        ):
+            value = _call(ex, planned, timeout, deadline)
     except (ToolTimeout, TimeoutError) as error:
         if isinstance(error, ToolTimeout) or timeout is not None:
             return _not_a_failure(planned, f"the tool did not return within {timeout:g} s")

@@ -44,7 +44,8 @@ def call_model(ex: Execution, tools: tuple[str, ...]) -> Answered:
         reraise=True,
     )
     try:
-        reply = retrying(_once, ex, client, request)
+        with telemetry.span("cortex.model_call", run_id=ex.run_id, step=ex.next_step, model=request.model):
+            reply = retrying(_once, ex, client, request)
     except ModelUnavailable as error:
         telemetry.MODEL_CALLS.labels("failed").inc()
         raise ModelFailed(f"the model was not available in {attempts} tries: {error.message}") from error
