@@ -10,6 +10,7 @@ import os
 import sys
 from typing import Any, NoReturn
 
+import prometheus_client
 from celery import concurrency, signals
 from celery.concurrency.prefork import TaskPool as Prefork
 
@@ -44,6 +45,7 @@ def on_worker_init(sender: Any, **_: Any) -> None:
         else:
             _settings = _settings.model_copy(update={"slots": _slots(sender)})
             process.begin(_settings, _queues, consumes=True)
+            _serve_metrics(_settings)
             probes.arm_from_environment()
     except CortexError as error:
         _give_up(error)
@@ -112,6 +114,21 @@ def _check(settings: Settings) -> None:
 
     wiring.build(settings, role="worker").database.dispose()
     migrate.require_current(settings.require_database())
+
+
+def _serve_metrics(settings: Settings) -> None:
+    """Open the Prometheus page of this process; children of a prefork worker have none.
+
+    Raises: InvalidSettings when somebody has the port.
+    """
+    if settings.metrics_port is None:
+        return
+    try:
+        prometheus_client.start_http_server(settings.metrics_port)
+    except OSError as error:
+        raise InvalidSettings(
+            f"CORTEX_METRICS_PORT {settings.metrics_port} cannot be opened: {error.strerror}"
+        ) from error
 
 
 def _slots(worker: Any) -> int:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -67,3 +68,10 @@ class CeleryProcess:
             self.process.wait(timeout=60)
         if error is not None:
             print(self.output)
+
+
+def free_port() -> int:
+    """A port that nobody has a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psycopg
 import pytest
 import redis
@@ -17,7 +18,7 @@ from cortex_workers.embedded import ValkeyNode
 from cortex_workers.schemas.run import Run
 from cortex_workers.settings import Settings
 from tests.tasks.conftest import Queue
-from tests.tasks.processes import CeleryProcess
+from tests.tasks.processes import CeleryProcess, free_port
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.fleet
@@ -292,3 +293,16 @@ def test_a_prefork_worker_hands_off_on_sigterm(
         wait_until(file.with_suffix(".entered").exists, what="the tool to be entered")
         process.end()
         assert producer.get(run.id).state == "reclaimable"
+
+
+def test_a_worker_serves_its_metrics_and_a_taken_port_ends_the_start(
+    worker: Start, start: Start, broker_url: str
+) -> None:
+    port = str(free_port())
+    worker(broker_url, CORTEX_METRICS_PORT=port)
+    page = httpx.get(f"http://127.0.0.1:{port}/metrics").text
+    assert "cw_slots_used" in page
+    second = start(broker_url, "worker", CORTEX_METRICS_PORT=port)
+    assert second.process.wait(timeout=60) == 1
+    (line,) = [line for line in said(second) if line.startswith("cortex-workers:")]
+    assert f"CORTEX_METRICS_PORT {port} cannot be opened" in line
