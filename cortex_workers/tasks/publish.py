@@ -180,7 +180,6 @@ def attach(rt: Runtime) -> CeleryPublisher:
         publisher.flush(timeout_s)
 
     rt.hooks.subscribe(publisher)
-    rt.wake = publisher
     rt.nudge = publisher
     rt.flush = flush
     rt.closers.append(publisher.close)
