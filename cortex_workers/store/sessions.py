@@ -7,6 +7,8 @@ Source: decisions C1 to C4; rulings 35, 38.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import func, select, update
@@ -70,18 +72,46 @@ def take_turn_seqs(unit: Unit, session_id: str, count: int) -> int:
     )
 
 
-def end_turn(unit: Unit, session_id: str, messages: int = 0) -> int:
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A place in a session's order of completion, and what its session looked like before it was taken."""
+
+    seq: int
+    messages: int
+    last_event_at: datetime
+
+
+def end_turn(unit: Unit, session_id: str, messages: int = 0) -> Place:
     """Take the session's row and its next place in the order of completion."""
-    return int(
-        unit.scalar(
-            update(sessions)
-            .where(sessions.c.id == session_id)
-            .values(
-                completion_seq=sessions.c.completion_seq + 1,
-                message_count=sessions.c.message_count + messages,
-                last_event_at=clock.wall(),
-            )
-            .returning(sessions.c.completion_seq)
+    before = (
+        select(sessions.c.id, sessions.c.last_event_at)
+        .where(sessions.c.id == session_id)
+        .with_for_update(key_share=True)
+        .cte("before")
+    )
+    taken = (
+        update(sessions)
+        .where(sessions.c.id == before.c.id)
+        .values(
+            completion_seq=sessions.c.completion_seq + 1,
+            message_count=sessions.c.message_count + messages,
+            last_event_at=clock.wall(),
+        )
+        .returning(sessions.c.completion_seq, before.c.last_event_at)
+    )
+    row = unit.execute(taken).one()
+    return Place(int(row.completion_seq), messages, row.last_event_at)
+
+
+def give_back(unit: Unit, session_id: str, place: Place) -> None:
+    """Undo ``end_turn`` under its lock, because the run was moved by somebody else and has not ended here."""
+    unit.execute(
+        update(sessions)
+        .where(sessions.c.id == session_id)
+        .values(
+            completion_seq=sessions.c.completion_seq - 1,
+            message_count=sessions.c.message_count - place.messages,
+            last_event_at=place.last_event_at,
         )
     )
 

@@ -29,10 +29,10 @@ def move(unit: Unit, name: str, run: Mapping[str, Any], guard: Guard, what: Move
     ``run`` needs ``id``, ``session_id`` and ``shared`` as last read.
     Writes: the run, its event, the session's completion order when the run ends, and the waits of a shared session.
     """
-    row = transition("run", name)
+    row, place = transition("run", name), None
     if row.ends:
-        seq = sessions.end_turn(unit, run["session_id"], what.session_messages)
-        what = replace(what, values={**what.values, "completion_seq": seq})
+        place = sessions.end_turn(unit, run["session_id"], what.session_messages)
+        what = replace(what, values={**what.values, "completion_seq": place.seq})
     elif not run["shared"]:
         moved = transitions.apply(unit, name, run["id"], guard, replace(what, only_unshared=True))
         if moved is not None or not _became_shared(unit, run["id"]):
@@ -43,6 +43,8 @@ def move(unit: Unit, name: str, run: Mapping[str, Any], guard: Guard, what: Move
         # Nobody may claim it before its turn is computed below.
         what = replace(what, values={**what.values, "wait_reason": "turn"})
     moved = transitions.apply(unit, name, run["id"], guard, what)
+    if moved is None and place is not None:
+        sessions.give_back(unit, run["session_id"], place)
     if moved is None or not moved["shared"]:
         return moved
     recompute(unit, run["session_id"])

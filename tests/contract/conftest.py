@@ -1,0 +1,52 @@
+"""A database for the tests of one module that look at their own rows only, and one of each test's own."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from cortex_workers.schemas.notifications import Notification
+from cortex_workers.settings import load_settings
+from cortex_workers.store.database import Database
+from tests.servers import Addresses, fresh_database
+
+
+class Told(list[Notification]):
+    """What was published, in order."""
+
+    def take(self) -> list[Notification]:
+        """Return what was published since the last time."""
+        taken = list(self)
+        self.clear()
+        return taken
+
+
+@pytest.fixture
+def told() -> Told:
+    return Told()
+
+
+@pytest.fixture
+def database(database_url: str, told: Told) -> Iterator[Database]:
+    """A database of this test's own."""
+    database = Database(load_settings(database_url=database_url), told.append)
+    yield database
+    database.dispose()
+
+
+@pytest.fixture(scope="module")
+def common_url(addresses: Addresses, template_database: str) -> Iterator[str]:
+    with fresh_database(addresses, template_database) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def common_told() -> Told:
+    return Told()
+
+
+@pytest.fixture(scope="module")
+def common_database(common_url: str, common_told: Told) -> Iterator[Database]:
+    """A database that the tests of a module share: each makes its own runs and looks at nothing else."""
+    database = Database(load_settings(database_url=common_url), common_told.append)
+    yield database
+    database.dispose()
