@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import Any
 
 from sqlalchemy import Interval, func, literal, select, update
-from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.dialects.postgresql import distinct_on, insert
 
 from cortex_workers.schemas.agent import AgentDefinition
 from cortex_workers.store import clock, tables
@@ -62,13 +62,13 @@ def recompute_current(
     )
     newest = (
         select(versions.c.name, versions.c.digest, versions.c.definition)
-        .distinct(versions.c.name)
         .where(
             select(workers.c.id)
             .where(workers.c.ended_at.is_(None), alive, versions.c.digest == func.any(workers.c.own_agents))
             .exists()
         )
         .order_by(versions.c.name, versions.c.published_at.desc(), versions.c.digest)
+        .ext(distinct_on(versions.c.name))
     )
     if names is not None:
         newest = newest.where(versions.c.name.in_(list(names)))
