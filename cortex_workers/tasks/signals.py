@@ -17,7 +17,6 @@ from celery.concurrency.prefork import TaskPool as Prefork
 from cortex_workers import probes, telemetry
 from cortex_workers.errors import CortexError, InvalidSettings
 from cortex_workers.settings import Settings, load_settings
-from cortex_workers.store import migrate
 from cortex_workers.tasks import health, logs, process
 
 _settings: Settings | None = None
@@ -111,6 +110,7 @@ def on_task_rejected(**_: Any) -> None:
 def _check(settings: Settings) -> None:
     """Build once in the parent of a prefork worker, so that what is wrong is said once and not by every child."""
     from cortex_workers import wiring
+    from cortex_workers.store import migrate
 
     wiring.build(settings, role="worker").database.dispose()
     migrate.require_current(settings.require_database())

@@ -1,4 +1,4 @@
-"""What every worker process watches while it works: whether anybody sweeps, and whether messages still reach it.
+"""What every worker process watches beside its work: new versions, whether anybody sweeps, whether messages arrive.
 
 Source: decision R5; celery.md 8 (starvation), 19 (beat or broker silent).
 """
@@ -54,17 +54,20 @@ class Standby:
             try:
                 self.look()
             except CortexError as error:
-                telemetry.event("sweep.row_failed", level="warning", code=error.code)
+                telemetry.event("sweep.row_failed", level="warning", sweep="standby", code=error.code)
             except Exception as error:  # noqa: BLE001  the thread's own edge: it must outlive one bad look
-                telemetry.event("sweep.row_failed", level="error", error=type(error).__name__)
+                telemetry.event(
+                    "sweep.row_failed", level="error", sweep="standby", error=type(error).__name__
+                )
 
     def look(self) -> None:
-        """Look once: sweep if nobody does, and drain if this worker starves."""
+        """Look once: serve what is new, sweep if nobody does, and drain if this worker starves."""
+        from cortex_workers.sweep import frame
+
         if self._starvation is not None:
             self._starvation.look()
+        frame.look_around(self._rt)
         if self._is_silent():
-            from cortex_workers.sweep import frame
-
             telemetry.event("sweep.fallback", level="warning")
             frame.sweep(self._rt, by="fallback")
 

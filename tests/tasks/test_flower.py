@@ -90,7 +90,8 @@ def test_flower_shows_the_fleet_with_ids_only(flower: httpx.Client) -> None:
     (task,) = [task for task in tasks.values() if run_id in task["kwargs"]]
     assert task["kwargs"] == f"run_id={run_id}"
     assert task["args"] == "()"
-    assert "'outcome': 'continued'" in task["result"]
+    # The worker may have found the run in the table before it read the message.
+    assert re.match(r"\{'outcome': '(continued|refused)', 'run_id': 'arun_\w+', ", task["result"])
     workers = flower.get("/api/workers", params={"refresh": "1"}, auth=LOGIN).json()
     ((name, worker),) = workers.items()
     assert name.startswith("worker-")
@@ -124,7 +125,7 @@ def test_nobody_comes_in_without_a_login_and_nobody_gives_orders_with_one(flower
             assert answer.status_code in (401, 405), f"{method} {path}: {answer.status_code}"
             assert not private(answer)
     orders = [path for path in paths() if re.search(r"/api/(worker|task)/(?!info|result|types)", path)]
-    assert len(orders) == 13
+    assert len(orders) == 14
     for path in orders:
         answer = flower.post(path, auth=LOGIN, json={})
         assert answer.status_code == 403, f"{path}: {answer.status_code}"

@@ -230,6 +230,59 @@ def test_workers_on_one_machine_have_names_of_their_own(worker: Start, broker_ur
     assert {name.partition("-")[0] for name in answered} == {"worker"}
 
 
+# --- Sweeps -----------------------------------------------------------------------------------------------------------
+
+
+def swept(database_url: str) -> dict[str, str]:
+    """Every pass that was finished, and by which worker."""
+    with psycopg.connect(database_url) as connection:
+        rows = connection.execute(
+            "SELECT name, worker_id FROM sweeps WHERE finished_at IS NOT NULL"
+        ).fetchall()
+    return dict(rows)
+
+
+def test_an_operator_triggers_a_sweep_with_celery_itself(
+    worker: Start, start: Start, database_url: str, broker_url: str
+) -> None:
+    worker(broker_url)
+    for arguments in ([], ["--kwargs", '{"passes": ["lapses"]}']):
+        call = start(broker_url, "call", "cortex.sweep_expired", *arguments)
+        assert call.process.wait(timeout=60) == 0
+        assert len(call.output.strip()) == 36, call.output
+    wait_until(lambda: "expiries" in swept(database_url), what="the sweep")
+
+
+def test_beat_triggers_sweeps(worker: Start, start: Start, database_url: str, broker_url: str) -> None:
+    worker(broker_url)
+    beat = start(broker_url, "beat", CORTEX_SWEEP_INTERVAL_S="0.5")
+    wait_until(lambda: "hints" in swept(database_url), what="a sweep")
+    assert beat.end() == 0
+
+
+def test_without_beat_and_without_broker_a_worker_sweeps_by_itself(
+    worker: Start, database_url: str, own_broker: ValkeyNode
+) -> None:
+    process = worker(own_broker.url, CORTEX_SWEEP_INTERVAL_S="0.3")
+    own_broker.stop(signal.SIGKILL)
+    process.until('"event": "sweep.fallback"')
+    wait_until(lambda: "hints" in swept(database_url), what="a sweep")
+
+
+def test_five_thousand_sweeps_at_once_delay_nobody(worker: Start, database_url: str, broker_url: str) -> None:
+    there = redis.Redis.from_url(broker_url)
+    with client(database_url, broker_url) as producer:
+        worker(broker_url)
+        with there.pipeline(transaction=False) as pipe:
+            for _ in range(5000):
+                pipe.lpush("cw:cw.sweep", message("cortex.sweep_expired", {}))
+            pipe.execute()
+        run = producer.enqueue("echo", "meanwhile")
+        assert finished(producer, run.id).state == "completed"
+        assert there.llen("cw:cw.sweep") > 0, "the run waited for every sweep"
+        wait_until(lambda: there.llen("cw:cw.sweep") == 0, what="the sweeps to be no-ops")
+
+
 # --- The end ----------------------------------------------------------------------------------------------------------
 
 
