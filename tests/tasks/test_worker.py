@@ -230,6 +230,33 @@ def test_workers_on_one_machine_have_names_of_their_own(worker: Start, broker_ur
     assert {name.partition("-")[0] for name in answered} == {"worker"}
 
 
+def test_a_worker_holds_no_messages_that_it_has_no_slot_for(
+    worker: Start, start: Start, database_url: str, broker_url: str, tmp_path: Path
+) -> None:
+    there, files = redis.Redis.from_url(broker_url), [tmp_path / f"file{number}" for number in range(2)]
+    for file in files:
+        file.touch()
+    with client(database_url, broker_url) as producer:
+        process = worker(broker_url, "-c", "2")
+        runs = [producer.enqueue("echo", f"wait {file}") for file in files]
+        wait_until(lambda: entered(files) == 2, what="both slots to be taken")
+        for _ in range(20):
+            there.lpush("cw:cw.resume", message("cortex.continue_run", {}))
+        # Its answers show that the loop has turned meanwhile.
+        for _ in range(2):
+            assert start(broker_url, "inspect", "reserved", "-t", "5").process.wait(timeout=60) == 0
+        assert there.llen("cw:cw.resume") >= 19, "one may have been on its way when the last slot was taken"
+        for file in files:
+            file.unlink()
+        assert [finished(producer, run.id).state for run in runs] == ["completed"] * 2
+        wait_until(lambda: there.llen("cw:cw.resume") == 0, what="the hints that need nothing to be dropped")
+        assert process.end() == 0
+
+
+def entered(files: list[Path]) -> int:
+    return sum(file.with_suffix(".entered").exists() for file in files)
+
+
 # --- Sweeps -----------------------------------------------------------------------------------------------------------
 
 
