@@ -35,7 +35,12 @@ from cortex_workers.store import clock, tables
 from cortex_workers.store.claims import READER_VERSION
 from cortex_workers.store.unit import Unit
 
-runs, sessions, suspensions, checkpoints = tables.runs, tables.sessions, tables.suspensions, tables.checkpoints
+runs, sessions, suspensions, checkpoints = (
+    tables.runs,
+    tables.sessions,
+    tables.suspensions,
+    tables.checkpoints,
+)
 _WAITING = ("ready", "reclaimable")
 _TERMINAL = sorted(str(state) for state in TERMINAL_RUN_STATES)
 
@@ -64,7 +69,9 @@ def lapsed_across_scopes(unit: Unit, after: After, limit: int) -> list[Due]:
         select(runs.c.id, runs.c.lease_expires_at.label("at")).where(
             runs.c.state == "running", runs.c.lease_expires_at <= clock.now()
         ),
-        (runs.c.lease_expires_at, runs.c.id), after, limit,
+        (runs.c.lease_expires_at, runs.c.id),
+        after,
+        limit,
     )
     return _with_locks(unit, page, _lockable_runs(page))
 
@@ -75,7 +82,9 @@ def overdue_starts_across_scopes(unit: Unit, after: After, limit: int) -> list[D
         select(runs.c.id, runs.c.start_by.label("at")).where(
             runs.c.state == "ready", runs.c.queue_class == "start", runs.c.start_by <= clock.now()
         ),
-        (runs.c.start_by, runs.c.id), after, limit,
+        (runs.c.start_by, runs.c.id),
+        after,
+        limit,
     )
     return _with_locks(unit, page, _lockable_runs(page))
 
@@ -95,7 +104,9 @@ def overdue_pauses_across_scopes(unit: Unit, after: After, limit: int) -> list[D
             runs.c.state == "paused",
             sessions.c.gated_at.is_(None),
         ),
-        (suspensions.c.expires_at, suspensions.c.id), after, limit,
+        (suspensions.c.expires_at, suspensions.c.id),
+        after,
+        limit,
     )
     readable = and_(suspensions.c.schema_version <= READER_VERSION, runs.c.min_reader <= READER_VERSION)
     lockable = (
@@ -125,11 +136,14 @@ def sessions_with_a_wait_over_across_scopes(unit: Unit, after: str | None, limit
     return _sessions(
         unit,
         [runs.c.wait_reason == "later", runs.c.not_before <= clock.now(), runs.c.shared],
-        after, limit,
+        after,
+        limit,
     )
 
 
-def sessions_without_a_turn_across_scopes(unit: Unit, older_s: float, after: str | None, limit: int) -> list[str]:
+def sessions_without_a_turn_across_scopes(
+    unit: Unit, older_s: float, after: str | None, limit: int
+) -> list[str]:
     """Sessions with a run that waits for its turn for so long while nobody has the turn.
 
     Somebody has it: a run that runs, one that may be claimed (now or later), or a cancelled one still fenced.
@@ -181,7 +195,10 @@ def open_questions_across_scopes(unit: Unit, after: str | None, limit: int) -> l
     why = case(
         (runs.c.id.is_(None), literal("its run is gone")),
         (runs.c.state.in_(_TERMINAL), literal("its run has ended: ") + runs.c.state),
-        (runs.c.suspension_id.is_distinct_from(checkpoints.c.suspension_id), literal("its run has left this pause")),
+        (
+            runs.c.suspension_id.is_distinct_from(checkpoints.c.suspension_id),
+            literal("its run has left this pause"),
+        ),
         else_=null(),
     )
     statement = (

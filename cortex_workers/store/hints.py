@@ -11,15 +11,14 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, Float, Interval, case, func, literal, select, tuple_, union, update
+from sqlalchemy import ColumnElement, Float, Interval, case, func, literal, select, tuple_, update
 
 from cortex_workers.schemas.notifications import Notification
 from cortex_workers.store import announcing, clock, tables
 from cortex_workers.store.claims import claimable
 from cortex_workers.store.unit import Unit
-from cortex_workers.store.workers import live
 
-runs, agents, workers = tables.runs, tables.agents, tables.workers
+runs = tables.runs
 Key = tuple[int, str]
 _STEADY = 4
 """From here on the pause between two hints of one row is 300 s and grows no more."""
@@ -27,12 +26,17 @@ _LONGEST_S = 300.0
 
 
 def pools_across_scopes(unit: Unit) -> list[str]:
-    """Every pool that runs may wait in: those of agents, and those with live workers."""
-    known = union(select(agents.c.pool), select(workers.c.pool).where(live(), workers.c.slots > 0))
-    return sorted(str(row[0]) for row in unit.all(known))
+    """The pools in which runs wait that may be claimed. Index: runs_claim, one descent per pool."""
+    waiting = (runs.c.state.in_(["ready", "reclaimable"]), runs.c.wait_reason.is_(None))
+    found = select(func.min(runs.c.pool).label("pool")).where(*waiting).cte("found", recursive=True)
+    following = select(func.min(runs.c.pool)).where(*waiting, runs.c.pool > found.c.pool).scalar_subquery()
+    found = found.union_all(select(following).where(found.c.pool.is_not(None)))
+    return [str(row[0]) for row in unit.all(select(found.c.pool).where(found.c.pool.is_not(None)))]
 
 
-def unheard_across_scopes(unit: Unit, pool: str, queue_class: str, older_s: float, limit: int) -> list[Notification]:
+def unheard_across_scopes(
+    unit: Unit, pool: str, queue_class: str, older_s: float, limit: int
+) -> list[Notification]:
     """The best claimable runs of a queue that waited for so long since they were told or allowed. Index: runs_claim."""
     since = func.greatest(_told_at(), runs.c.not_before)
     found = (
@@ -69,12 +73,17 @@ def count_unheard_across_scopes(
     return [announcing.waiting(dict(row), renotified=True) for row in unit.execute(counted).mappings()]
 
 
-def renotify(unit: Unit, pool: str, queue_class: str, older_s: float, after: Key | None, limit: int) -> list[Key]:
+def renotify(
+    unit: Unit, pool: str, queue_class: str, older_s: float, after: Key | None, limit: int
+) -> list[Key]:
     """Announce a page of claimable runs again whose last announcement is so old; returns their places in the queue.
 
     Writes: ``notified_at``, in the statement that finds the rows, so that it happens once per row and interval.
     """
-    conditions = [*_of(pool, queue_class), _told_at() <= clock.now() - literal(timedelta(seconds=older_s), Interval)]
+    conditions = [
+        *_of(pool, queue_class),
+        _told_at() <= clock.now() - literal(timedelta(seconds=older_s), Interval),
+    ]
     if after is not None:
         conditions.append(tuple_(runs.c.rank, runs.c.id) > tuple_(literal(after[0]), literal(after[1])))
     chosen = (

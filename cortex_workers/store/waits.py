@@ -37,7 +37,9 @@ def end_later(unit: Unit, limit: int) -> int:
         .with_for_update(key_share=True, skip_locked=True)
         .cte("over")
     )
-    return _announce(unit, _change(over, {"wait_reason": null(), "notified_at": clock.wall()}), renotified=False)
+    return _announce(
+        unit, _change(over, {"wait_reason": null(), "notified_at": clock.wall()}), renotified=False
+    )
 
 
 def end_fences(unit: Unit, limit: int) -> int:
@@ -50,7 +52,9 @@ def end_fences(unit: Unit, limit: int) -> int:
         .with_for_update(key_share=True, skip_locked=True)
         .cte("over")
     )
-    return len(unit.all(update(runs).where(runs.c.id == over.c.id).values(fenced_until=None).returning(runs.c.id)))
+    return len(
+        unit.all(update(runs).where(runs.c.id == over.c.id).values(fenced_until=None).returning(runs.c.id))
+    )
 
 
 def mark_unserved(unit: Unit, older_s: float, limit: int) -> int:
@@ -62,7 +66,9 @@ def mark_unserved(unit: Unit, older_s: float, limit: int) -> int:
     here, home = _served("here"), _served("home")
     since = clock.now() - literal(timedelta(seconds=older_s), Interval)
     unserved = (
-        select(runs.c.id, func.coalesce(agents.c.pool, runs.c.pool).label("pool"), home.c.digest.label("at_home"))
+        select(
+            runs.c.id, func.coalesce(agents.c.pool, runs.c.pool).label("pool"), home.c.digest.label("at_home")
+        )
         .select_from(
             runs.outerjoin(agents, agents.c.name == runs.c.agent)
             .outerjoin(here, and_(here.c.pool == runs.c.pool, here.c.digest == runs.c.agent_digest))

@@ -50,7 +50,9 @@ PASSES: tuple[Pass, ...] = (
 NAMES = tuple(each.name for each in PASSES)
 
 
-def sweep(rt: Runtime, passes: Sequence[str] | None = None, by: str = "beat", *, force: bool = False) -> Swept:
+def sweep(
+    rt: Runtime, passes: Sequence[str] | None = None, by: str = "beat", *, force: bool = False
+) -> Swept:
     """Do every pass that is due, or those named; returns the rows moved per pass, and how many passes were not due.
 
     ``force`` does passes that were done just now too (an operator asked), never one that is at work.
@@ -147,5 +149,10 @@ def _tell(run: PassRun, by: str, seconds: float) -> None:
     telemetry.SWEEP_ROWS.labels(run.name).inc(run.done)
     busy = run.due > 0
     telemetry.event(
-        "sweep.done", level="info" if busy else "debug", sweep=run.name, by=by, seconds=round(seconds, 3), **run.counts
+        "sweep.done",
+        level="info" if busy else "debug",
+        sweep=run.name,
+        by=by,
+        seconds=round(seconds, 3),
+        **run.counts,
     )

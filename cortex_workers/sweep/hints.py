@@ -55,7 +55,9 @@ def _missing(rt: Runtime, pool: str, queue_class: str, kind: str, wanted: int) -
         return ()
     if there is None or _is_amqp(rt):
         return rt.database.run(
-            lambda unit: hints.count_unheard_across_scopes(unit, pool, queue_class, settings.heal_unknown_s, room)
+            lambda unit: hints.count_unheard_across_scopes(
+                unit, pool, queue_class, settings.heal_unknown_s, room
+            )
         )
     with rt.database.read() as unit:
         return hints.unheard_across_scopes(unit, pool, queue_class, settings.heal_known_s, room)

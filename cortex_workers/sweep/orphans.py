@@ -27,7 +27,12 @@ def sweep_checkpoints(run: PassRun) -> None:
 
 def _close(run: PassRun, asked: Asked) -> bool:
     # Once out of reach, always out of reach: a run never comes back to a pause it has left.
-    decision = {"approved": False, "decided_by": "cortex", "actor": SWEEPER, "reason": f"superseded: {asked.why}"}
+    decision = {
+        "approved": False,
+        "decided_by": "cortex",
+        "actor": SWEEPER,
+        "reason": f"superseded: {asked.why}",
+    }
 
     def work(unit: Unit) -> bool:
         where = [tables.checkpoints.c.id == asked.id]

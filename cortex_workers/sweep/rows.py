@@ -75,7 +75,9 @@ class PassRun:
                 return
 
     def each_due(
-        self, find: Callable[[Unit, Sequence[str] | None, int], list[Due]], act: Callable[[Runtime, str], bool]
+        self,
+        find: Callable[[Unit, Sequence[str] | None, int], list[Due]],
+        act: Callable[[Runtime, str], bool],
     ) -> None:
         """Go through what is due in the order of its time; goes on where an earlier run ran out of time."""
         after: Sequence[str] | None = self.came_from.get("after")
@@ -92,7 +94,9 @@ class PassRun:
         self.cursor = {"after": list(after)} if after is not None else {}
 
     def each_id(
-        self, find: Callable[[Unit, str | None, int], list[T]], name_of: Callable[[T], str],
+        self,
+        find: Callable[[Unit, str | None, int], list[T]],
+        name_of: Callable[[T], str],
         act: Callable[[T], bool | int],
     ) -> None:
         """Go through what is due in the order of its ids, from the first."""
