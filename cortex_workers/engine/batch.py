@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from cortex_workers import telemetry
+from cortex_workers import probes, telemetry
 from cortex_workers.engine import persist
 from cortex_workers.engine.execution import Answered, Execution, Planned, Result, result_message
 from cortex_workers.schemas.ids import STEP, TOOL_CALL, new_id
@@ -94,6 +94,7 @@ class Batch:
                 "result_seq": result_seq,
                 "result_digest": transcript.result_digest(result.text),
                 "error": result.error,
+                **self._executed(planned),
             },
         )
         if planned.granted or planned.adjudicated:
@@ -103,6 +104,12 @@ class Batch:
                 unit, self.ex.run_id, planned.call.id, disposition, "denied" if refused else None
             )
         telemetry.TOOL_CALLS.labels(planned.call.name if planned.spec else "unknown", result.outcome).inc()
+
+    def _executed(self, planned: Planned) -> dict[str, Any]:
+        """What ran in place of the model's arguments; a safe call has no start record that tells."""
+        if planned.executed_args is None:
+            return {}
+        return {"executed_args": planned.executed_args, "amended_by": planned.amended_by}
 
     def _write_answer(self, unit: Unit, seq: _Counter) -> int:
         answered, ex = self.answered, self.ex
@@ -205,6 +212,8 @@ def save(ex: Execution, batch: Batch) -> None:
         row = transcript.save(unit, ex.term, seqs, values)
         base = int(row["next_seq"]) - seqs
         batch.write(unit, base)
+        if batch.answered is not None:
+            probes.reach("turn.before_commit")
         return base, row["stop_requested_reason"]
 
     base, stop = persist.write(ex, work, persist.saved_by(ex, seqs))

@@ -29,7 +29,7 @@ def check(ex: Execution) -> None:
     Raises: LeaseLost, HandOff, BudgetExhausted.
     """
     check_hold(ex)
-    if ex.agent.budget_s is not None and leased_s(ex) > ex.agent.budget_s:
+    if _over_budget(ex):
         raise BudgetExhausted(f"the run used up its budget of {ex.agent.budget_s:g} s of leased time")
 
 
@@ -57,6 +57,15 @@ def check_step(ex: Execution) -> None:
     used = time.monotonic() - ex.slice_began
     if ex.steps_here >= settings.slice_steps or (used >= settings.slice_s and ex.acted):
         raise SliceEnd()
+
+
+def may_start(ex: Execution) -> bool:
+    """Whether a commit may carry the start record of the next call; else that call meets ``check`` first."""
+    return stop_reason(ex) is None and not _over_budget(ex)
+
+
+def _over_budget(ex: Execution) -> bool:
+    return ex.agent.budget_s is not None and leased_s(ex) > ex.agent.budget_s
 
 
 def stop_reason(ex: Execution) -> str | None:

@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 from cortex_workers import probes, telemetry
-from cortex_workers.engine import gates
+from cortex_workers.engine import boundary, gates
 from cortex_workers.engine.execution import Execution, Planned, Result
 from cortex_workers.errors import EffectUncertain, RunInterrupted
 from cortex_workers.host import ResultNotEncodable, clean_text, cut_result, encode_result
@@ -29,7 +29,8 @@ class Uncertain(Exception):
 def run_handler(ex: Execution, planned: Planned) -> Result:
     """Call the handler.
 
-    Raises: Uncertain for an unsafe call that passed our timeout, said so itself, or was interrupted.
+    Raises: Uncertain for an unsafe call that passed our timeout, said so itself, or was interrupted; LeaseLost and
+    HandOff for a safe one that was interrupted.
     """
     timeout = timeout_s(ex, planned)
     deadline = time.monotonic() + timeout if timeout is not None else None
@@ -38,13 +39,13 @@ def run_handler(ex: Execution, planned: Planned) -> Result:
             "cortex.tool_call", run_id=ex.run_id, call_id=planned.call.id, tool=planned.call.name
         ):
             value = _call(ex, planned, timeout, deadline)
-    except (ToolTimeout, TimeoutError) as error:
-        if isinstance(error, ToolTimeout) or timeout is not None:
-            return _not_a_failure(planned, f"the tool did not return within {timeout:g} s")
-        return _failure(planned, error)
-    except (EffectUncertain, RunInterrupted) as error:
+    except ToolTimeout:
+        return _not_a_failure(planned, f"the tool did not return within {timeout:g} s")
+    except EffectUncertain as error:
         return _not_a_failure(planned, error.message)
-    except Exception as error:  # foreign code: a tool's error is something the model reads
+    except RunInterrupted as error:
+        return _interrupted(ex, planned, error)
+    except (Exception, SystemExit) as error:  # foreign code: a tool's error is something the model reads
         return _failure(planned, error)
     probes.reach("tool.after_handler")
     return _success(ex, planned, value)
@@ -81,37 +82,34 @@ def _call(ex: Execution, planned: Planned, timeout: float | None, deadline: floa
 
 def _not_a_failure(planned: Planned, text: str) -> Result:
     if planned.safe:
-        return gates.failed(planned, text)
+        return _failed(planned, text)
     raise Uncertain(text)
 
 
+def _interrupted(ex: Execution, planned: Planned, error: RunInterrupted) -> Result:
+    """The handler left because its run stops here: a safe call has no result and runs again elsewhere."""
+    if planned.safe:
+        boundary.check_hold(ex)
+    return _not_a_failure(planned, error.message)
+
+
 def _failure(planned: Planned, error: BaseException) -> Result:
-    text, _ = clean_text(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
-    return gates.failed(planned, text[:20_000])
+    return _failed(planned, f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
+
+
+def _failed(planned: Planned, text: str) -> Result:
+    cleaned, _ = clean_text(text)
+    return gates.failed(planned, planned.as_it_ran(cleaned[:20_000]))
 
 
 def _success(ex: Execution, planned: Planned, value: Any) -> Result:
     try:
         text = encode_result(value)
     except ResultNotEncodable as error:
-        return gates.failed(planned, str(error))
+        return _failed(planned, str(error))
     cleaned, marked = clean_text(text)
-    return Result(
-        planned,
-        "complete",
-        _with_amendment(planned, cut_result(cleaned, ex.rt.settings.result_bytes)),
-        marked=marked,
-    )
-
-
-def _with_amendment(planned: Planned, text: str) -> str:
-    """Tell the model what really ran where a person changed it; its own message is never rewritten (C24)."""
-    if planned.executed_args is None:
-        return text
-    by = f" by {planned.amended_by}" if planned.amended_by else ""
-    return (
-        f"[The arguments were changed{by} before the call ran; it ran with {planned.executed_args}]\n{text}"
-    )
+    cut = cut_result(cleaned, ex.rt.settings.result_bytes)
+    return Result(planned, "complete", planned.as_it_ran(cut), marked=marked)
 
 
 def _late(ex: Execution, planned: Planned, late: Any) -> None:

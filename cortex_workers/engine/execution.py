@@ -47,6 +47,10 @@ class Planned:
         """Whether it may simply run again after a crash."""
         return self.spec is not None and self.spec.retry_safe
 
+    def as_it_ran(self, text: str) -> str:
+        """A result of the call, with what really ran where a person changed its arguments."""
+        return as_it_ran(text, self.executed_args, self.amended_by)
+
 
 @dataclass(frozen=True, slots=True)
 class Result:
@@ -112,6 +116,14 @@ class Execution:
         given = Message(role="user", content=str(self.row["input"]))
         in_hand = [result_message(item) for item in self.results]
         return (*self.history, given, *self.own, *in_hand)
+
+
+def as_it_ran(text: str, executed_args: str | None, amended_by: str | None) -> str:
+    """Tell the model what ran in place of what it asked for; its own message is never rewritten (bug case C24)."""
+    if executed_args is None:
+        return text
+    by = f" by {amended_by}" if amended_by else ""
+    return f"[The arguments were changed{by} before the call ran; it ran with {executed_args}]\n{text}"
 
 
 def result_message(result: Result) -> Message:

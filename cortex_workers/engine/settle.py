@@ -10,6 +10,7 @@ from typing import Any
 from cortex_workers.engine import decide as deciding
 from cortex_workers.engine import dispatch
 from cortex_workers.engine.decide import Pause
+from cortex_workers.engine.execution import as_it_ran
 from cortex_workers.engine.runtime import Runtime
 from cortex_workers.errors import InvalidDecision, InvalidState
 from cortex_workers.host import ResultNotEncodable, clean_text, cut_result, encode_result
@@ -74,7 +75,8 @@ def _write(
     outcome = decision.outcome
     assert outcome is not None
     if outcome is SettleOutcome.HAPPENED:
-        transcript.settle_result(unit, pause.run["id"], call, transitions.base(moved, 1), text, by)
+        told = as_it_ran(text, call["executed_args"], call["amended_by"])
+        transcript.settle_result(unit, pause.run["id"], call, transitions.base(moved, 1), told, by)
     else:
         transcript.note_settled(unit, pause.run["id"], call["call_id"], str(outcome), by)
     suspensions.answer_all(unit, pause.suspension["id"], decision.actor or "unknown", "settle")

@@ -47,7 +47,7 @@ def new_turn(ex: Execution, answered: Answered) -> TurnEnd:
     if waiting and not runnable:
         suspend.pause_for_approval(ex, waiting, answered, list(early.values()))
         return TurnEnd.PAUSED
-    starts = [runnable[0]] if runnable and not runnable[0].safe else []
+    starts = [runnable[0]] if runnable and not runnable[0].safe and boundary.may_start(ex) else []
     batch = Batch(ex, answered, starts)
     save(ex, batch)
     probes.reach("turn.after_commit")
@@ -148,13 +148,15 @@ def _run_unsafe(ex: Execution, item: Planned) -> Result | None:
         return dispatch.run_handler(ex, item)
     except dispatch.Uncertain as error:
         settled = uncertain.resolve(ex, item, why=str(error))
-        return settled if isinstance(settled, Result) else None
+    if settled is uncertain.Verdict.RUN_AGAIN:
+        return _run_unsafe(ex, _record(ex, item))
+    return settled if isinstance(settled, Result) else None
 
 
 def _store_outcome(ex: Execution, result: Result, following: Planned | None) -> Planned | None:
     """The outcome of an unsafe call, before anything else is dispatched; carries the next start record."""
     ex.results.append(result)
-    carried = following if following is not None and boundary.stop_reason(ex) is None else None
+    carried = following if following is not None and boundary.may_start(ex) else None
     try:
         save(ex, Batch(ex, None, [carried] if carried is not None else []))
     except LeaseLost:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from enum import Enum
 
 from cortex_workers.engine import dispatch, gates, suspend
-from cortex_workers.engine.execution import Execution, Planned, Result
+from cortex_workers.engine.execution import Execution, Planned, Result, as_it_ran
 from cortex_workers.errors import EffectUncertain, RefusedForNow
 from cortex_workers.host import (
     BadArguments,
@@ -33,8 +33,8 @@ class Verdict(Enum):
 def resolve(ex: Execution, item: Planned, *, why: str = "its worker was lost") -> Result | Verdict:
     """Find out what became of a call, or let the run wait for somebody who knows.
 
-    Returns its result, RUN_AGAIN when it is proven not to have happened, or GIVEN_AWAY when the run was paused or
-    handed back.
+    Returns its result, RUN_AGAIN when it is proven not to have happened, or GIVEN_AWAY when the run was paused. A call
+    that was run again ``reclaim_limit`` times is asked about in any case.
     Raises: EffectUncertain when the agent says so, LeaseLost, RefusedForNow.
     """
     if item.row.get("late_result") == dispatch.NEVER_ENTERED:
@@ -44,8 +44,8 @@ def resolve(ex: Execution, item: Planned, *, why: str = "its worker was lost") -
     answer = _look_up(ex, item)
     if isinstance(answer, Happened):
         text = cut_result(clean_text(encode_result(answer.result))[0], ex.rt.settings.result_bytes)
-        return Result(item, "complete", text)
-    if isinstance(answer, DidNotHappen):
+        return Result(item, "complete", as_it_ran(text, *_amendment(item)))
+    if isinstance(answer, DidNotHappen) and int(item.row.get("attempt", 1)) <= ex.rt.settings.reclaim_limit:
         wait_s = _still_open_s(ex, item)
         if wait_s <= 0:
             return Verdict.RUN_AGAIN
@@ -59,6 +59,13 @@ def resolve(ex: Execution, item: Planned, *, why: str = "its worker was lost") -
         )
     suspend.pause_uncertain(ex, item, why)
     return Verdict.GIVEN_AWAY
+
+
+def _amendment(item: Planned) -> tuple[str | None, str | None]:
+    """What ran in place of the model's arguments, and by whom: from this term, else from the record of a former one."""
+    if item.executed_args is not None:
+        return item.executed_args, item.amended_by
+    return item.row.get("executed_args"), item.row.get("amended_by")
 
 
 def settle_after_s(ex: Execution, item: Planned) -> float:

@@ -55,6 +55,8 @@ def pending(unit: Unit, suspension_id: str) -> list[Row]:
             tool_calls.c.attempt,
             tool_calls.c.state,
             tool_calls.c.late_result,
+            tool_calls.c.executed_args,
+            tool_calls.c.amended_by,
         )
         .join(
             tool_calls,
