@@ -1,4 +1,4 @@
-"""The finders of the sweep: pages in order, what they pass over, and that they cost what is due and not what is there."""
+"""The finders of the sweep: pages in order, what they pass over, and that their cost is that of what is due."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -140,7 +140,8 @@ FILL = """
 insert into runs (id, scope, agent, agent_digest, session_id, session_seq, state, instruction, queue_class, rank,
                   suspension_id, completed_at, wait_reason, notified_at, lease_owner, lease_expires_at, shared, serial)
 select 'arun_' || n, 'tenant=t' || n % 50, 'support', 'd', 'ses_' || n / 4, n, s.state, 'start', 'start', n,
-       'sus_' || n, case when s.state = 'completed' then now() end, case when s.state = 'ready' and n % 2 = 0 then 'turn' end,
+       'sus_' || n, case when s.state = 'completed' then now() end,
+       case when s.state = 'ready' and n % 2 = 0 then 'turn' end,
        now(), case when s.state = 'running' then 'w' end, case when s.state = 'running' then now() + interval '1 h' end,
        true, s.state <> 'running'
 from generate_series(1, 20000) n,

@@ -77,10 +77,11 @@ def test_an_overdue_pause_fails_its_run_closes_its_checkpoint_and_leaves_an_even
 
 def test_an_overdue_pause_may_go_back_to_the_model(one: Sweeper) -> None:
     run = factory.a_paused_run(one.database, ttl_s=INTERVAL_S, on_expiry="return_to_model")
+    one.told.clear()
     one.sweep("expiries")
     after = one.now(run)
     assert (after["state"], after["instruction"], after["wait_reason"]) == ("ready", "answer", None)
-    assert sorted(told.kind for told in one.told)[-2:] == ["CheckpointResolved", "RunReady"]
+    assert sorted(told.kind for told in one.told) == ["CheckpointResolved", "RunReady"]
 
 
 def test_a_pause_is_never_ended_before_its_deadline(one: Sweeper) -> None:
