@@ -1,0 +1,43 @@
+"""One run as an operator may see it: its row, its story in order, and what it waits for.
+
+Source: house.md 3.3 (labels derived only from what the rows prove); ruling 58.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from cortex_workers.engine.runtime import Runtime
+from cortex_workers.engine.validate import checked_id
+from cortex_workers.errors import RunNotFound
+from cortex_workers.operate.hint import next_step_hint
+from cortex_workers.operate.story import Entry, entries
+from cortex_workers.schemas.base import Document
+from cortex_workers.schemas.ids import RUN
+from cortex_workers.schemas.run import Run
+from cortex_workers.store import overview, runs
+
+
+class Timeline(Document):
+    """A run's story. ``next`` says what happens next, or what is waited for; ``now`` is the database's time."""
+
+    run: Run
+    now: datetime
+    next: str
+    entries: tuple[Entry, ...]
+
+
+def timeline(rt: Runtime, run_id: str, scope: str, most: int | None = 200) -> Timeline:
+    """Tell a run in order; contents are cut to ``most`` characters (None: whole).
+
+    Raises: InvalidId, RunNotFound.
+    """
+    checked_id(RUN, run_id)
+    with rt.database.read() as unit:
+        traces = overview.traces(unit, run_id, scope)
+        if traces is None:
+            raise RunNotFound(f"there is no run {run_id} in this scope")
+        hint = next_step_hint(unit, traces)
+    return Timeline(
+        run=runs.to_run(traces.run), now=traces.now, next=hint, entries=tuple(entries(traces, most))
+    )
