@@ -1,0 +1,168 @@
+"""Every Python example of the pages runs: against a real PostgreSQL, with a scripted model or a local provider."""
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cortex_workers import DidNotHappen, Happened, Host, wiring
+from cortex_workers.engine import slot
+from cortex_workers.errors import Refusal
+from cortex_workers.host import load_host
+from cortex_workers.settings import load_settings
+from cortex_workers.testing.openai_server import OpenAIServer
+from tests.docs.markdown import ROOT, Block, all_pages, page
+
+PAYMENTS = """
+paid = []
+
+def refund(order_id, amount_cents, idempotency_key):
+    paid.append((order_id, amount_cents, idempotency_key))
+    return f"refunded {amount_cents} cents"
+"""
+ANSWERS = [
+    {"call": [{"tool": "refund", "args": {"order_id": "17", "amount_cents": 1250}}]},
+    {"say": "Order 17 is paid back."},
+]
+
+RUN_HERE = {"README.md", "cortex_workers/host/README.md", "cortex_workers/testing/README.md"}
+# What shows a shape and is not a program, with the reason.
+SHAPES = {"tests/README.md": "shows how a test waits; what it waits for is the reader's"}
+
+
+def examples(name: str) -> list[Block]:
+    return list(page(name).blocks("python"))
+
+
+def named(block: Block) -> str:
+    """The file that an example says it is, in its first line."""
+    return block.code.partition("\n")[0].removeprefix("# ").strip()
+
+
+@pytest.fixture
+def shop(
+    tmp_path: Path, database_url: str, broker_url: str, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Path]:
+    """A folder with the README's files in it and the settings it tells to make; its provider answers locally."""
+    (tmp_path / "shop").mkdir()
+    (tmp_path / "shop/payments.py").write_text(PAYMENTS)
+    for block in examples("README.md"):
+        (tmp_path / named(block)).write_text(block.code)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("CORTEX_DATABASE_URL", database_url)
+    monkeypatch.setenv("CORTEX_BROKER_URL", broker_url)
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
+    with OpenAIServer(ANSWERS) as server:
+        monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
+        yield tmp_path
+    for module in [name for name in sys.modules if name == "shop" or name.startswith("shop.")]:
+        del sys.modules[module]
+
+
+@contextmanager
+def worker(host: Host) -> Iterator[None]:
+    """A worker's slot in a thread: what a task does, without Celery."""
+    rt = wiring.build(load_settings(), host=host, role="worker")
+    rt.start()
+    ended = threading.Event()
+
+    def work() -> None:
+        while not ended.wait(0.02):
+            try:
+                slot.work(rt, None, "start")
+            except Refusal:
+                continue
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(10)
+        rt.stop()
+
+
+def test_every_example_is_run_or_told_why_not() -> None:
+    with_examples = {each.name for each in all_pages() if any(each.blocks("python", "py"))}
+    assert with_examples - RUN_HERE - set(SHAPES) == set()
+    assert with_examples >= RUN_HERE
+
+
+@pytest.mark.parametrize(
+    "block", [each for name in SHAPES for each in examples(name)], ids=lambda block: block.where
+)
+def test_a_shape_is_python_at_least(block: Block) -> None:
+    compile(block.code, block.where, "exec")
+
+
+def test_the_readme_names_its_files() -> None:
+    assert [named(block) for block in examples("README.md")] == ["shop/agents.py", "producer.py"]
+
+
+@pytest.mark.parametrize("block", examples("README.md"), ids=named)
+def test_host_and_producer_have_about_ten_lines(block: Block) -> None:
+    code = [line for line in block.code.splitlines() if line.strip() and not line.startswith("#")]
+    assert len(code) <= 10
+
+
+def test_the_producer_of_the_readme_gets_its_answer_from_the_host_of_the_readme(shop: Path) -> None:
+    host = load_host("shop.agents:host")
+    with worker(host):
+        done = subprocess.run(
+            [sys.executable, "producer.py"],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=75,
+        )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [
+        'approval required for: refund {"order_id": "17", "amount_cents": 1250}',
+        "Order 17 is paid back.",
+    ]
+    ((order_id, cents, key),) = sys.modules["shop.payments"].paid
+    assert (order_id, cents) == ("17", 1250)
+    assert key.startswith("arun_")
+
+
+def test_the_host_example_declares_what_it_describes() -> None:
+    (block,) = examples("cortex_workers/host/README.md")
+    names: dict[str, Any] = {"__name__": "example"}
+    exec(compile(block.code, block.where, "exec"), names)
+    host: Host = names["host"]
+    host.check()
+    refund, find = host.tools["refund"], host.tools["find_order"]
+    assert refund.spec.needs_approval
+    assert refund.spec.has_lookup
+    assert refund.spec.timeout_s == 20
+    assert find.spec.retry_safe
+    assert find.is_async
+    assert find.spec.parameters["properties"]["order_id"]["description"] == "the number on the invoice"
+
+
+def test_the_lookup_of_the_host_example_tells_the_truth() -> None:
+    from cortex_workers import ToolContext
+
+    (block,) = examples("cortex_workers/host/README.md")
+    names: dict[str, Any] = {"__name__": "example"}
+    exec(compile(block.code, block.where, "exec"), names)
+    tool = names["host"].tools["refund"]
+    ctx = ToolContext(run_id="arun_1", step=0, call_id="c1", agent="support")
+    arguments = tool.validate('{"order_id": "17", "amount_cents": 1250}')
+    assert tool.lookup_call(arguments, ctx) == DidNotHappen()
+    result = tool.call(arguments, ctx)
+    assert tool.lookup_call(arguments, ctx) == Happened(result)
+
+
+def test_the_testing_example_runs(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CORTEX_DATABASE_URL", database_url)
+    (block,) = examples("cortex_workers/testing/README.md")
+    exec(compile(block.code, block.where, "exec"), {"__name__": "example"})
