@@ -16,7 +16,6 @@ from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
 
 import anyio
-from anyio.abc import TaskGroup
 
 from cortex_workers.lease.outcome import Late, Outcome
 from cortex_workers.lease.threads import start_real
@@ -75,8 +74,8 @@ class EventLoop:
         self.name = name
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._group: TaskGroup | None = None
-        self._jobs: set[Job[Any]] = set()
+        self._life: anyio.CancelScope | None = None
+        self._jobs: dict[asyncio.Task[None], Job[Any]] = {}
         self._ident: int | None = None
         self._beat_at = 0.0
         self._over = threading.Event()
@@ -100,12 +99,11 @@ class EventLoop:
     def close(self, wait_s: float = 2.0) -> None:
         """Cancel what runs and end the loop; it does not start again."""
         with self._lock:
-            loop, started = self._loop, self._group is not None
-            if not started or loop is None:
+            if self._loop is None or self._life is None:
                 self._over.set()
                 return
         if not self._over.is_set():
-            loop.call_soon_threadsafe(self._stop)
+            self._loop.call_soon_threadsafe(self._life.cancel)
             self._over.wait(wait_s)
 
     @property
@@ -119,21 +117,16 @@ class EventLoop:
 
     def busy_with(self) -> str:
         """The call that the loop executes in this instant, else (a task that a call made itself) all it knows of."""
-        names = {job.name for job in tuple(self._jobs)}
+        names = {job.name for job in tuple(self._jobs.values())}
         task = asyncio.current_task(self._loop) if self._loop is not None else None
         current = task.get_name() if task is not None else ""
         return current if current in names else ", ".join(sorted(names)[:5])
 
     def _take_in(self, job: Job[Any]) -> None:
-        assert self._group is not None
-        self._group.start_soon(self._run, job, name=job.name)
-
-    async def _run(self, job: Job[Any]) -> None:
-        self._jobs.add(job)
-        try:
-            await job.run()
-        finally:
-            self._jobs.discard(job)
+        # Not by a task group of anyio: that needs its own context, and a call is to have that of its caller.
+        task = asyncio.get_running_loop().create_task(job.run(), name=job.name)
+        self._jobs[task] = job
+        task.add_done_callback(self._jobs.pop)
 
     def _started(self) -> asyncio.AbstractEventLoop:
         with self._lock:
@@ -156,14 +149,10 @@ class EventLoop:
             self._over.set()
 
     async def _serve(self, ready: Future[asyncio.AbstractEventLoop]) -> None:
-        async with anyio.create_task_group() as self._group:
-            self._ident = threading.get_ident()
-            self._beat_at = time.monotonic()
+        self._ident = threading.get_ident()
+        self._beat_at = time.monotonic()
+        with anyio.CancelScope() as self._life:
             ready.set_result(asyncio.get_running_loop())
             while True:
                 await anyio.sleep(_BEAT_S)
                 self._beat_at = time.monotonic()
-
-    def _stop(self) -> None:
-        assert self._group is not None
-        self._group.cancel_scope.cancel()

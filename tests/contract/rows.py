@@ -89,8 +89,14 @@ class Rows:
 
     def _row(self, session_id: str, turn: int, **more: object) -> dict[str, object]:
         return {
-            "id": new_id(RUN), "scope": SCOPE, "agent": AGENT, "agent_digest": DIGEST, "session_id": session_id,
-            "session_seq": turn, "rank": next(self._ranks), **more,
+            "id": new_id(RUN),
+            "scope": SCOPE,
+            "agent": AGENT,
+            "agent_digest": DIGEST,
+            "session_id": session_id,
+            "session_seq": turn,
+            "rank": next(self._ranks),
+            **more,
         }
 
     def _insert(self, unit: Unit, rows: Sequence[dict[str, object]]) -> None:

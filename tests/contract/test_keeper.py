@@ -31,7 +31,9 @@ Make = Callable[..., tuple[Rows, LeaseKeeper]]
 def make() -> Iterator[Make]:
     made: list[tuple[Rows, LeaseKeeper]] = []
 
-    def start(url: str, settings: Settings | None = None, slots: int = 4, **more: Any) -> tuple[Rows, LeaseKeeper]:
+    def start(
+        url: str, settings: Settings | None = None, slots: int = 4, **more: Any
+    ) -> tuple[Rows, LeaseKeeper]:
         rows = Rows(url, settings)
         register(rows, slots)
         keeper = LeaseKeeper(rows.database, rows.settings, ME, slots=Slots(slots), **more)
@@ -101,7 +103,9 @@ def test_a_pass_renews_two_hundred_runs_by_one_statement_and_loses_none_that_is_
     assert not any(one.lost for one in held)
 
 
-def test_nothing_is_renewed_when_nothing_is_held_but_the_worker_is_heard_of(database_url: str, make: Make) -> None:
+def test_nothing_is_renewed_when_nothing_is_held_but_the_worker_is_heard_of(
+    database_url: str, make: Make
+) -> None:
     rows, keeper = make(database_url)
     (term,) = rows.claimed(ME)
     keeper.hold(term).release()
@@ -289,7 +293,9 @@ def slots_used(rows: Rows) -> int:
 # --- Outages ----------------------------------------------------------------------------------------------------------
 
 
-def test_trust_ends_while_postgres_is_frozen_and_comes_back_with_it(own_postgres: PostgresNode, make: Make) -> None:
+def test_trust_ends_while_postgres_is_frozen_and_comes_back_with_it(
+    own_postgres: PostgresNode, make: Make
+) -> None:
     rows, keeper = make(own_postgres.url, hasty(own_postgres.url))
     (term,) = rows.claimed(ME)
     held = keeper.hold(term)
@@ -307,7 +313,9 @@ def test_trust_ends_while_postgres_is_frozen_and_comes_back_with_it(own_postgres
     assert not held.lost
 
 
-def test_who_waits_for_trust_hears_that_the_run_was_taken_meanwhile(own_postgres: PostgresNode, make: Make) -> None:
+def test_who_waits_for_trust_hears_that_the_run_was_taken_meanwhile(
+    own_postgres: PostgresNode, make: Make
+) -> None:
     rows, keeper = make(own_postgres.url, hasty(own_postgres.url))
     (term,) = rows.claimed(ME)
     held = keeper.hold(term)
@@ -385,7 +393,10 @@ def kill_the_lease_connections(rows: Rows) -> None:
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("select pg_terminate_backend(%s)", (backend,))
         wait_until(
-            lambda: connection.execute("select 1 from pg_stat_activity where pid = %s", (backend,)).fetchone() is None,
+            lambda: (
+                connection.execute("select 1 from pg_stat_activity where pid = %s", (backend,)).fetchone()
+                is None
+            ),
             what="the connection to be gone",
         )
 

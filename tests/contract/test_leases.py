@@ -213,7 +213,15 @@ def test_a_claim_that_slipped_in_goes_back_as_if_it_had_not_been_made(rows: Rows
 
 def state_of_waiting(rows: Rows, run_id: str) -> dict[str, Any]:
     row = rows.run(run_id)
-    names = ("state", "instruction", "queue_class", "reclaim_count", "reclaim_total", "wait_reason", "fenced_until")
+    names = (
+        "state",
+        "instruction",
+        "queue_class",
+        "reclaim_count",
+        "reclaim_total",
+        "wait_reason",
+        "fenced_until",
+    )
     return {name: row[name] for name in names}
 
 
@@ -257,4 +265,3 @@ def test_an_event_tells_which_worker_gave_up(rows: Rows) -> None:
             .order_by(tables.events.c.run_seq.desc())
         )
     assert tuple(found[0]) == ("run.watchdog", ME)
-

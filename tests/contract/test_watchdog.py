@@ -75,7 +75,14 @@ class Worker:
 
     def __init__(self, rows: Rows, folder: Path, drain_s: float = 0.5, **job: Any) -> None:
         self.folder, self.rows = folder, rows
-        work = {"folder": str(folder), "hold": [], "slip": [], "leaves_early": False, "drain_s": drain_s, **job}
+        work = {
+            "folder": str(folder),
+            "hold": [],
+            "slip": [],
+            "leaves_early": False,
+            "drain_s": drain_s,
+            **job,
+        }
         self.log = (folder / "log").open("w+")
         self.process = subprocess.Popen(
             [sys.executable, "-c", WORKER, json.dumps(work)],
@@ -162,7 +169,12 @@ def test_a_claim_that_slipped_in_goes_back_unbegun(rows: Rows, tmp_path: Path, s
     started.append(worker)
     assert worker.terminate() == 0, worker.words()
     row = rows.run(slipped)
-    assert (row["state"], row["queue_class"], row["started_at"], row["lease_owner"]) == ("ready", "start", None, None)
+    assert (row["state"], row["queue_class"], row["started_at"], row["lease_owner"]) == (
+        "ready",
+        "start",
+        None,
+        None,
+    )
     assert rows.run(held)["state"] == "reclaimable"
     assert {told["kind"] for told in worker.told()} == {"RunReclaimable", "RunReady"}
 

@@ -71,8 +71,14 @@ def test_a_heartbeat_writes_what_is_used_and_never_takes_a_rank_back(do: Any) ->
     do(workers.heartbeat, ANN, 3, 70)
     do(workers.heartbeat, ANN, 4, 60)
     assert do(workers.get, ANN).slots_used == 4
-    assert do(lambda unit: unit.scalar(workers.workers.select().with_only_columns(
-        workers.workers.c.last_start_rank))) == 70
+    assert (
+        do(
+            lambda unit: unit.scalar(
+                workers.workers.select().with_only_columns(workers.workers.c.last_start_rank)
+            )
+        )
+        == 70
+    )
 
 
 def test_a_heartbeat_of_a_worker_without_a_row_says_so(do: Any) -> None:
@@ -141,11 +147,19 @@ def test_a_drain_request_is_read_back_by_the_heartbeat_and_the_first_one_stands(
     assert do(workers.heartbeat, ANN, 0, 0).drain_requested_at is None
     assert do(workers.request_drain, ANN, "cli:ann", "deploy") == [ANN]
     first = do(workers.heartbeat, ANN, 0, 0)
-    assert (first.drain_requested_by, first.drain_reason, first.pause_sessions) == ("cli:ann", "deploy", False)
+    assert (first.drain_requested_by, first.drain_reason, first.pause_sessions) == (
+        "cli:ann",
+        "deploy",
+        False,
+    )
     do(workers.request_drain, ANN, "cli:bob", "other", pause_sessions=True)
     second = do(workers.heartbeat, ANN, 0, 0)
     assert second.drain_requested_at == first.drain_requested_at
-    assert (second.drain_requested_by, second.drain_reason, second.pause_sessions) == ("cli:ann", "deploy", True)
+    assert (second.drain_requested_by, second.drain_reason, second.pause_sessions) == (
+        "cli:ann",
+        "deploy",
+        True,
+    )
 
 
 def test_all_live_workers_can_be_asked_to_drain(do: Any) -> None:
