@@ -84,6 +84,7 @@ HOOK_FAILURES = Counter("cw_hook_failures_total", "Subscribers that failed", ["k
 
 tracer = trace.get_tracer("cortex_workers")
 _log = structlog.get_logger("cortex_workers")
+_plain = logging.getLogger("cortex_workers")
 
 
 def span(name: str, **attributes: str | int) -> AbstractContextManager[Any]:
@@ -100,10 +101,16 @@ def span(name: str, **attributes: str | int) -> AbstractContextManager[Any]:
 def event(name: str, level: str = "info", **fields: Any) -> None:
     """Log one event of the catalogue.
 
+    In a process that set up no structlog (a producer's) it goes to Python's logging, under ``cortex_workers``: what is
+    shown there is that process's choice, by default warnings on stderr.
     Raises: KeyError for a name that is not in EVENTS.
     """
     EVENTS[name]
-    getattr(_log, level)(name, **fields)
+    if structlog.is_configured():
+        getattr(_log, level)(name, **fields)
+        return
+    exc_info = fields.pop("exc_info", None)
+    _plain.log(logging.getLevelNamesMapping()[level.upper()], "%s %s", name, fields, exc_info=exc_info)
 
 
 def configure_logging(log_format: str = "auto", level: str = "info") -> None:
