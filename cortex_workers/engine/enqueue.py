@@ -12,7 +12,14 @@ from typing import Any
 
 from cortex_workers import telemetry
 from cortex_workers.engine.runtime import Runtime
-from cortex_workers.engine.validate import checked_input, checked_metadata, checked_scope, checked_session
+from cortex_workers.engine.validate import (
+    checked_input,
+    checked_label,
+    checked_metadata,
+    checked_overrides,
+    checked_scope,
+    checked_session,
+)
 from cortex_workers.errors import (
     AgentNotFound,
     InvalidArgument,
@@ -55,14 +62,22 @@ def enqueue(rt: Runtime, requests: Sequence[EnqueueRun], principal: bytes | None
     _refuse_twins(items)
     with rt.database.read() as unit:
         current = _agents(unit, {item.request.agent for item in items})
-        before = runs.requests(unit, [item.run_id for item in items])
-    for item in items:
-        _narrowing_known(item, current[item.request.agent].definition)
-    known = {run_id: _first(item, before[run_id]) for item in items if (run_id := item.run_id) in before}
-    fresh = [item for item in items if item.run_id not in known]
-    for start in range(0, len(fresh), PAGE):
-        known.update(_store(rt, fresh[start : start + PAGE], current, principal))
+        before: dict[str, Row] = {}
+        for page in _pages(items):
+            before.update(runs.requests(unit, [item.run_id for item in page]))
+        for item in items:
+            _narrowing_known(item, current[item.request.agent].definition)
+        known = {run_id: _first(item, before[run_id]) for item in items if (run_id := item.run_id) in before}
+        fresh = list({item.run_id: item for item in items if item.run_id not in known}.values())
+        if len(fresh) > PAGE:
+            _refuse_closed_sessions(unit, fresh)
+    for page in _pages(fresh):
+        known.update(_store(rt, page, current, principal))
     return [known[item.run_id] for item in items]
+
+
+def _pages(items: Sequence[_Item]) -> list[Sequence[_Item]]:
+    return [items[start : start + PAGE] for start in range(0, len(items), PAGE)]
 
 
 def enqueue_and_claim(
@@ -99,6 +114,11 @@ def enqueue_and_claim(
 
 def _check(rt: Runtime, request: EnqueueRun) -> _Item:
     scope = checked_scope(request.scope)
+    if request.agent is None:
+        raise InvalidArgument("name the agent")
+    checked_label("the agent's name", request.agent)
+    checked_label("the workload", request.workload)
+    checked_overrides(request.overrides)
     checked_input(request.input, rt.settings.input_bytes)
     checked_metadata(request.metadata)
     checked_session(request.session)
@@ -111,11 +131,10 @@ def _run_id(request: EnqueueRun, scope: Scope) -> str:
         raise InvalidArgument("give run_id or key, not both")
     if request.run_id is not None:
         if not is_id(RUN, request.run_id):
-            raise InvalidId(f"a run id looks like {RUN}_01h… ({request.run_id[:60]!r} does not)")
+            raise InvalidId(f"a run id looks like {RUN}_01h… ({str(request.run_id)[:60]!r} does not)")
         return request.run_id
     if request.key is not None:
-        if not 1 <= len(request.key) <= 200:
-            raise InvalidArgument("a key has 1 to 200 characters")
+        checked_label("the key", request.key)
         return id_from_digest(RUN, digest([scope.text, request.agent, request.key]))
     return new_id(RUN)
 
@@ -168,12 +187,9 @@ def _first(item: _Item, row: Row) -> Enqueued:
 def _store(
     rt: Runtime, items: Sequence[_Item], current: dict[str, CurrentAgent], principal: bytes | None
 ) -> dict[str, Enqueued]:
-    unique = list({item.run_id: item for item in items}.values())
-
     def work(unit: Unit) -> dict[str, Enqueued]:
-        made = store_page(unit, unique, current, principal)
-        lost = [item for item in unique if item.run_id not in made]
-        if lost:
+        made = store_page(unit, items, current, principal)
+        if len(made) < len(items):
             raise _Raced()
         return made
 
@@ -182,9 +198,9 @@ def _store(
     except _Raced:
         # Somebody stored the same id in this very moment: look at what is there, then store the rest.
         with rt.database.read() as unit:
-            before = runs.requests(unit, [item.run_id for item in unique])
-        stored = {item.run_id: _first(item, before[item.run_id]) for item in unique if item.run_id in before}
-        rest = [item for item in unique if item.run_id not in stored]
+            before = runs.requests(unit, [item.run_id for item in items])
+        stored = {item.run_id: _first(item, before[item.run_id]) for item in items if item.run_id in before}
+        rest = [item for item in items if item.run_id not in stored]
         return {**stored, **(_store(rt, rest, current, principal) if rest else {})}
     for run_id, enqueued in stored.items():
         telemetry.event("run.enqueued", "debug", run_id=run_id, session_id=enqueued.session_id)
@@ -202,7 +218,8 @@ def store_page(
     places = _sessions(unit, items, current)
     ranks = _ranks(unit, items)
     rows, specs = [], []
-    for item in items:
+    # Ascending ids, so that two who store the same ones wait for one another and not each for the other.
+    for item in sorted(items, key=lambda item: item.run_id):
         agent = current[item.request.agent]
         rows.append(_row(item, agent, places[item.run_id], ranks[item.run_id]))
         specs.append(_spec(item, principal))
@@ -259,16 +276,35 @@ def _session_id(unit: Unit, item: _Item) -> str:
     return wanted
 
 
+def _refuse_closed_sessions(unit: Unit, items: Sequence[_Item]) -> None:
+    """Refuse what a later page would refuse, before the first is written; each page looks again under the lock."""
+    joined = {(item.scope.text, item.request.agent, item.request.session): item for item in items}
+    for item in joined.values():
+        wanted = item.request.session
+        if wanted is None:
+            continue
+        if wanted.startswith(f"{SESSION}_"):
+            row = sessions.get(unit, _session_id(unit, item))
+        else:
+            row = sessions.find_key(unit, item.scope.text, item.request.agent, wanted)
+        if row is not None:
+            _refuse_closed(row)
+
+
+def _refuse_closed(row: Row) -> None:
+    if row["aborted_at"] is not None:
+        raise SessionClosed(f"the session {row['id']} was aborted")
+    if row["gated_at"] is not None:
+        raise SessionClosed(f"the session {row['id']} is paused by an operator")
+
+
 def _join(
     unit: Unit, session_id: str, items: Sequence[_Item], definition: AgentDefinition
 ) -> dict[str, _Place]:
     """Join a session under its lock; from its second run on, or with a key, it is shared (ruling 35)."""
     row = sessions.lock(unit, session_id)
     assert row is not None
-    if row["aborted_at"] is not None:
-        raise SessionClosed(f"the session {session_id} was aborted")
-    if row["gated_at"] is not None:
-        raise SessionClosed(f"the session {session_id} is paused by an operator")
+    _refuse_closed(row)
     serial = definition.turns == "serial"
     sessions.share(unit, session_id, serial)
     last = sessions.take_turn_seqs(unit, session_id, len(items))

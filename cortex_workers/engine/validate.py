@@ -18,6 +18,7 @@ from cortex_workers.errors import (
 )
 from cortex_workers.schemas.base import canonical_json
 from cortex_workers.schemas.ids import PREFIXES, SESSION, is_id
+from cortex_workers.schemas.run import RunOverrides
 from cortex_workers.schemas.scope import Scope, ScopeError
 
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
@@ -31,6 +32,8 @@ def checked_scope(text: str | None) -> Scope:
     """
     if not text:
         raise NoScope()
+    if not isinstance(text, str):
+        raise InvalidScope(f"a scope is text like tenant=acme, not {type(text).__name__}")
     try:
         return Scope.parse(text)
     except ScopeError as error:
@@ -67,19 +70,29 @@ def checked_metadata(metadata: dict[str, Any] | None) -> None:
     """
     if metadata is None:
         return
-    try:
-        text = canonical_json(metadata)
-    except (TypeError, ValueError) as error:
-        raise InvalidArgument(f"metadata must be a JSON object: {error}") from None
-    checked_json(metadata, "metadata")
+    text = checked_object("metadata", metadata)
     if len(text.encode("utf-8", "replace")) > METADATA_BYTES:
         raise InputTooLarge(f"metadata is larger than {METADATA_BYTES} bytes")
+
+
+def checked_object(what: str, value: Any) -> str:
+    """A JSON object that Postgres can store; returns its canonical text.
+
+    Raises: InvalidArgument, UnstorableText.
+    """
+    if not isinstance(value, dict):
+        raise InvalidArgument(f"{what} must be a JSON object, not {type(value).__name__}")
+    checked_json(value, what)
+    try:
+        return canonical_json(value)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidArgument(f"{what} must be a JSON object: {error}") from None
 
 
 def checked_json(value: Any, what: str) -> None:
     """A JSON value without text that Postgres cannot store, at any depth, keys included.
 
-    Raises: UnstorableText.
+    Raises: UnstorableText, InvalidArgument for a key that is no text.
     """
     if isinstance(value, str):
         checked_text(what, value)
@@ -92,6 +105,30 @@ def checked_json(value: Any, what: str) -> None:
             checked_json(item, what)
 
 
+def checked_label(what: str, text: str | None, most: int = 200) -> None:
+    """A short text that is not empty, where there is one.
+
+    Raises: InvalidArgument, UnstorableText.
+    """
+    if text is None:
+        return
+    checked_text(what, text)
+    if not 1 <= len(text) <= most:
+        raise InvalidArgument(f"{what} has 1 to {most} characters")
+
+
+def checked_overrides(overrides: RunOverrides | None) -> None:
+    """What a run changes of its agent.
+
+    Raises: InvalidArgument, UnstorableText.
+    """
+    if overrides is None:
+        return
+    if not isinstance(overrides, RunOverrides):
+        raise InvalidArgument(f"overrides are RunOverrides(…), not {type(overrides).__name__}")
+    checked_json(overrides.model_dump(mode="json"), "overrides")
+
+
 def checked_session(session: str | None) -> None:
     """A session argument: an id, or a caller's key of 1 to 200 characters.
 
@@ -99,11 +136,9 @@ def checked_session(session: str | None) -> None:
     """
     if session is None:
         return
-    checked_text("the session", session)
+    checked_label("the session", session)
     if session.startswith(f"{SESSION}_") and not is_id(SESSION, session):
         raise InvalidId(f"a session id looks like {SESSION}_01h… ({session[:60]!r} does not)")
-    if not 1 <= len(session) <= 200:
-        raise InvalidArgument("a session key has 1 to 200 characters")
 
 
 def checked_id(prefix: str, text: str) -> str:

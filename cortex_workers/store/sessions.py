@@ -28,20 +28,31 @@ def create_own(unit: Unit, rows: Sequence[Mapping[str, Any]]) -> None:
         unit.connection.execute(insert(sessions), [{**row, "turn_seq": 1} for row in rows])
 
 
+def find_key(unit: Unit, scope: str, agent: str, key: str) -> Row | None:
+    """The session under a caller's key, if it was made; an aborted default one does not count."""
+    live = (sessions.c.key != "default") | sessions.c.aborted_at.is_(None)
+    newest = (
+        select(sessions)
+        .where(sessions.c.scope == scope, sessions.c.agent == agent, sessions.c.key == key, live)
+        .order_by(sessions.c.id.desc())
+        .limit(1)
+    )
+    row = unit.execute(newest).mappings().first()
+    return dict(row) if row is not None else None
+
+
 def find_or_create_key(unit: Unit, scope: str, agent: str, key: str) -> str:
     """The id of the session under a caller's key, made on first use."""
-    live = (sessions.c.key != "default") | sessions.c.aborted_at.is_(None)
-    where = (sessions.c.scope == scope, sessions.c.agent == agent, sessions.c.key == key, live)
-    newest = select(sessions.c.id).where(*where).order_by(sessions.c.id.desc()).limit(1)
-    found = unit.scalar(newest)
+    found = find_key(unit, scope, agent, key)
     if found is None:
         unit.execute(
             insert(sessions)
             .values(id=new_id(SESSION), scope=scope, agent=agent, key=key)
             .on_conflict_do_nothing()
         )
-        found = unit.scalar(newest)
-    return str(found)
+        found = find_key(unit, scope, agent, key)
+    assert found is not None
+    return str(found["id"])
 
 
 def lock(unit: Unit, session_id: str) -> Row | None:

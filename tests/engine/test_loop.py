@@ -23,7 +23,12 @@ def test_a_run_takes_a_step_for_each_model_call_and_ends_with_the_answer(world: 
 
 def test_the_usage_of_a_run_is_the_sum_of_its_steps(world: World) -> None:
     first = Usage(input_tokens=10, output_tokens=3, cache_read_tokens=2, requests=1)
-    world.shop([turn(call("find", order="1")) | {"usage": first.model_dump()}, say() | {"usage": {"input_tokens": 5}}])
+    world.shop(
+        [
+            turn(call("find", order="1")) | {"usage": first.model_dump()},
+            say() | {"usage": {"input_tokens": 5}},
+        ]
+    )
     run = world.worker().work(world.client().enqueue("support", "Go").id)
     assert Usage.model_validate(run["usage"]) == Usage(
         input_tokens=15, output_tokens=3, cache_read_tokens=2, requests=2
@@ -31,7 +36,9 @@ def test_the_usage_of_a_run_is_the_sum_of_its_steps(world: World) -> None:
 
 
 def test_the_model_reads_the_results_in_the_order_of_its_calls(world: World) -> None:
-    world.shop([turn(call("find", order="1"), call("ship", order="2"), call("find", order="3")), say("Done.")])
+    world.shop(
+        [turn(call("find", order="1"), call("ship", order="2"), call("find", order="3")), say("Done.")]
+    )
     world.worker().work(world.client().enqueue("support", "Go").id)
     assert results(world.model.requests[-1].messages) == ['{"order":"1"}', "ship done", '{"order":"3"}']
     assert [effect.tool for effect in world.effects] == ["find", "ship", "find"]
@@ -55,7 +62,9 @@ def test_a_tool_gets_the_same_key_that_its_record_stands_under(world: World) -> 
         ("order 17, please", "not valid JSON"),
     ],
 )
-def test_arguments_that_do_not_fit_are_an_error_the_model_reads(world: World, arguments: str, told: str) -> None:
+def test_arguments_that_do_not_fit_are_an_error_the_model_reads(
+    world: World, arguments: str, told: str
+) -> None:
     world.shop([{"call": [{"tool": "ship", "args": arguments}]}, say("I see.")])
     run = world.worker().work(world.client().enqueue("support", "Go").id)
     assert run["state"] == "completed"

@@ -108,9 +108,13 @@ class World:
         self._closers.append(rt.stop)
         return Worker(self, rt)
 
-    def client(self, *, host: Host | None = None, settings: Mapping[str, Any] | None = None, **options: Any) -> Client:
+    def client(
+        self, *, host: Host | None = None, settings: Mapping[str, Any] | None = None, **options: Any
+    ) -> Client:
         identity._ids.pop(os.getpid(), None)
-        made = Client(self.settings(**(settings or {})), host=host, **{"scope": SCOPE, "actor": "ops", **options})
+        made = Client(
+            self.settings(**(settings or {})), host=host, **{"scope": SCOPE, "actor": "ops", **options}
+        )
         made.runtime.hooks.subscribe(self.told.append)
         self._closers.append(made.close)
         return made
@@ -159,10 +163,9 @@ class World:
         return self.rows(tables.events, tables.events.c.run_id == run_id, order=tables.events.c.run_seq)
 
     def pauses(self, run_id: str) -> list[Row]:
-        found = self.rows(
+        return self.rows(
             tables.suspensions, tables.suspensions.c.run_id == run_id, order=tables.suspensions.c.created_at
         )
-        return found
 
     def pending(self, suspension_id: str) -> list[Row]:
         with self.database.read() as unit:
