@@ -109,7 +109,7 @@ def _pause(ex: Execution, question: _Question, waiting: Sequence[Planned], batch
         return row, base
 
     with ex.held.ending():
-        row, base = ex.rt.database.run(work)
+        row, base = persist.write(ex, work, persist.moved_by(ex, question.transition, batch.seqs))
     batch.settle(base)
     telemetry.event(
         "run.paused", run_id=ex.run_id, checkpoint_id=ids["checkpoint_id"], kind=str(question.kind)
