@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cortex_workers import probes, telemetry
-from cortex_workers.engine import persist
+from cortex_workers.engine import persist, storable
 from cortex_workers.engine.batch import Batch
 from cortex_workers.engine.execution import Answered, Execution, Planned, Result
 from cortex_workers.errors import LeaseLost, RefusedForNow
@@ -54,7 +54,7 @@ def pause_uncertain(ex: Execution, item: Planned, why: str) -> Row:
         reason=f"outcome unknown of: {item.call.name}",
         ttl_s=None,
         on_expiry="fail",
-        metadata={"why": why[:500], "attempt": int(item.row.get("attempt", 1))},
+        metadata={"why": storable.text(why[:500]), "attempt": int(item.row.get("attempt", 1))},
     )
     return _pause(ex, question, [item], Batch(ex))
 
