@@ -118,7 +118,8 @@ def _take_and_do(rt: Runtime, each: Pass, by: str, force: bool) -> PassRun | Non
     run = PassRun(rt, each.name, taken.cursor)
     began = time.monotonic()
     try:
-        each.work(run)
+        with telemetry.span("cortex.sweep", sweep=each.name):
+            each.work(run)
     except Unavailable:
         raise
     except Exception as error:  # noqa: BLE001  one broken pass must not keep the others from their rows
