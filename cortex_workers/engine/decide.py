@@ -13,9 +13,10 @@ import jsonschema
 
 from cortex_workers.engine.continue_run import resolved_agent
 from cortex_workers.engine.runtime import Runtime
-from cortex_workers.engine.validate import checked_id, checked_json, checked_text
+from cortex_workers.engine.validate import checked_id, checked_object, checked_text
 from cortex_workers.errors import (
     CheckpointNotFound,
+    InvalidArgument,
     InvalidDecision,
     InvalidState,
     SessionClosed,
@@ -52,21 +53,31 @@ def decide(
     SuspensionExpired, SessionClosed. Nothing is written by a refusal.
     """
     decision = checked_decision(decision)
+    if not decision.approved:
+        decision = decision.model_copy(update={"amended_arguments": None})
     pause = load_pause(rt, checkpoint_id, scope)
     recorded = already(rt, pause, decision)
     if recorded is not None:
         return recorded
     _check_shape(pause, decision)
-    if not decision.approved:
-        decision = decision.model_copy(update={"amended_arguments": None})
-    ends = not decision.approved and pause.agent.on_rejection == "fail"
+    done = rt.database.run(lambda unit: _write(unit, pause, decision, principal))
+    return done if done is not None else _lost(rt, checkpoint_id, decision, scope, principal)
 
-    def work(unit: Unit) -> Checkpoint | None:
-        return _write(unit, pause, decision, principal, ends)
 
-    done = rt.database.run(work)
-    if done is not None:
-        return done
+def ends_run(pause: Pause, decision: Decision) -> bool:
+    """Whether a decision ends its run: a rejection does, unless the agent returns it to the model."""
+    return not decision.approved and pause.agent.on_rejection == "fail"
+
+
+def _lost(
+    rt: Runtime, checkpoint_id: str, decision: Decision, scope: str | None, principal: bytes | None
+) -> Checkpoint:
+    # Imported here: it needs this module for what a decision writes.
+    from cortex_workers.engine.half_decided import half_decided
+
+    pause = load_pause(rt, checkpoint_id, scope)
+    if pause.checkpoint["state"] == "pending" and pause.suspension["ended_at"] is not None:
+        return half_decided(rt, pause, decision, principal)
     return lost(rt, checkpoint_id, decision, scope)
 
 
@@ -88,9 +99,10 @@ def checked_decision(decision: Decision) -> Decision:
         if name is not None and name.startswith(MECHANISM_PREFIX):
             raise InvalidDecision(f"names that start with {MECHANISM_PREFIX!r} are reserved for mechanisms")
     if decision.amended_arguments is not None:
-        if not isinstance(decision.amended_arguments, dict):
-            raise InvalidDecision("amended arguments must be a JSON object")
-        checked_json(decision.amended_arguments, "amended arguments")
+        try:
+            checked_object("amended arguments", decision.amended_arguments)
+        except InvalidArgument as error:
+            raise InvalidDecision(error.message) from None
     return decision
 
 
@@ -169,30 +181,28 @@ def check_arguments(agent: AgentDefinition, tool: str, arguments: dict[str, Any]
         raise InvalidDecision(f"amended arguments do not fit tool {tool}: {where}: {error.message[:300]}")
 
 
-def _write(
-    unit: Unit, pause: Pause, decision: Decision, principal: bytes | None, ends: bool
-) -> Checkpoint | None:
+def _write(unit: Unit, pause: Pause, decision: Decision, principal: bytes | None) -> Checkpoint | None:
     session = sessions.lock(unit, pause.run["session_id"])
     if session is not None and session["gated_at"] is not None:
         raise SessionClosed("the session is paused by an operator; lift the pause before deciding")
-    sessions.touch(unit, pause.run["session_id"])
-    moved = _move_run(unit, pause, decision, ends)
+    moved = _move_run(unit, pause, decision)
     if moved is None:
         return None
+    sessions.touch(unit, pause.run["session_id"])
     suspensions.answer_all(unit, pause.suspension["id"], decision.actor or "unknown", "decide")
-    closed = _record(unit, pause, decision, principal, int(moved["revision"]), "decided")
+    closed = record(unit, pause, decision, principal, int(moved["revision"]), "decided")
     if closed is None:
         raise InvalidState("the checkpoint was closed in the same moment")
-    _adjudicate(unit, pause, decision, principal)
-    if ends:
+    adjudicate(unit, pause, decision, principal)
+    if ends_run(pause, decision):
         deny_waiting(unit, pause, _rejection_text(decision))
     return checkpoints.to_checkpoint(unit, closed)
 
 
-def _move_run(unit: Unit, pause: Pause, decision: Decision, ends: bool) -> Row | None:
+def _move_run(unit: Unit, pause: Pause, decision: Decision) -> Row | None:
     guard = Guard(suspension_id=pause.suspension["id"], revision=pause.run["revision"])
     actor = decision.actor
-    if not ends:
+    if not ends_run(pause, decision):
         data = {"checkpoint_id": pause.checkpoint["id"], "approved": decision.approved}
         return turns.move(unit, "decide", pause.run, guard, Move(actor=actor, data=data))
     values = {
@@ -203,9 +213,10 @@ def _move_run(unit: Unit, pause: Pause, decision: Decision, ends: bool) -> Row |
     return turns.move(unit, "reject", pause.run, guard, Move(values=values, actor=actor, data=data))
 
 
-def _record(
+def record(
     unit: Unit, pause: Pause, decision: Decision, principal: bytes | None, revision: int, name: str
 ) -> Row | None:
+    """Close a pending checkpoint with a decision; None when somebody closed it first."""
     public = decision.model_dump(mode="json", exclude_none=True, exclude={"decided_at"})
     closed = checkpoints.close(
         unit,
@@ -222,12 +233,18 @@ def _rejection_text(decision: Decision) -> str:
     return f"rejected by {by}: {decision.reason or 'no reason given'}"
 
 
-def _adjudicate(unit: Unit, pause: Pause, decision: Decision, principal: bytes | None) -> None:
-    note = decision.reason if decision.approved else _rejection_text(decision)
+def verdict_of(decision: Decision) -> tuple[str, str | None]:
+    """What a decision means for each call of its pause: the outcome, and what the model may be told."""
+    return ("granted", decision.reason) if decision.approved else ("denied", _rejection_text(decision))
+
+
+def adjudicate(unit: Unit, pause: Pause, decision: Decision, principal: bytes | None) -> None:
+    """Write what a decision means for each call of its pause."""
+    outcome, note = verdict_of(decision)
     write_verdicts(
         unit,
         pause,
-        "granted" if decision.approved else "denied",
+        outcome,
         note,
         approver=decision.decided_by or decision.actor,
         principal=principal,
@@ -273,10 +290,11 @@ def write_verdicts(
 
 def deny_waiting(unit: Unit, pause: Pause, text: str) -> None:
     """Close the calls of a pause that ended its run."""
-    transcript.close_pending(unit, pause.run["id"], _ids(pause.pending), text[:2000])
+    transcript.close_pending(unit, pause.run["id"], ids(pause.pending), text[:2000])
 
 
-def _ids(calls: Sequence[Row]) -> list[str]:
+def ids(calls: Sequence[Row]) -> list[str]:
+    """The ids of calls."""
     return [call["call_id"] for call in calls]
 
 
