@@ -22,7 +22,7 @@ from cortex_workers.lease.slots import Slots
 from cortex_workers.notify.hooks import Hooks
 from cortex_workers.ports import ModelClient
 from cortex_workers.settings import Settings
-from cortex_workers.store import agents, migrate, workers
+from cortex_workers.store import agents, migrate, waits, workers
 from cortex_workers.store.claims import READER_VERSION
 from cortex_workers.store.database import Database
 from cortex_workers.store.unit import Hook, Unit
@@ -126,6 +126,8 @@ def start(rt: Runtime, queues: Iterable[str] = ()) -> None:
         )
         if is_worker:
             agents.publish(unit, definitions)
+            # What waited for somebody like this worker need not wait for the sweep.
+            waits.end_unserved(unit, rt.settings.sweep_page)
         else:
             agents.add_versions(unit, definitions)
 

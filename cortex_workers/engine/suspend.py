@@ -126,25 +126,12 @@ def _write_pause(
     row: Row,
     ids: Mapping[str, str],
 ) -> None:
-    run_id, session_id = ex.run_id, ex.row["session_id"]
+    """The suspension, its calls and its checkpoint, after the run has been moved. Lock order: ruling 68."""
     step_index = waiting[0].step_index if waiting[0].row else max(int(row["next_step"]) - 1, 0)
-    pending = [
-        {
-            "suspension_id": ids["suspension_id"],
-            "call_id": item.call.id,
-            "run_id": run_id,
-            "session_id": session_id,
-            "ordinal": item.ordinal,
-            "kind": question.pending_kind,
-            "answerable_by": "person",
-            "payload": item.ready.canonical if item.ready is not None else None,
-        }
-        for item in waiting
-    ]
     suspension = {
         "id": ids["suspension_id"],
-        "run_id": run_id,
-        "session_id": session_id,
+        "run_id": ex.run_id,
+        "session_id": ex.row["session_id"],
         "scope": ex.row["scope"],
         "run_revision": row["revision"],
         "reason": SuspendReason.APPROVAL,
@@ -155,12 +142,33 @@ def _write_pause(
         "digest": digest([[item.call.id, item.call.name, item.call.arguments] for item in waiting]),
         "on_expiry": question.on_expiry,
     }
+    pending = [_pending_row(ex, question, item, ids["suspension_id"]) for item in waiting]
     suspensions.add(unit, suspension, question.ttl_s, pending)
+    checkpoint = _checkpoint_row(ex, question, waiting, step_index, ids)
+    checkpoints.open_(unit, checkpoint, int(row["revision"]))
+
+
+def _pending_row(ex: Execution, question: _Question, item: Planned, suspension_id: str) -> dict[str, Any]:
+    return {
+        "suspension_id": suspension_id,
+        "call_id": item.call.id,
+        "run_id": ex.run_id,
+        "session_id": ex.row["session_id"],
+        "ordinal": item.ordinal,
+        "kind": question.pending_kind,
+        "answerable_by": "person",
+        "payload": item.ready.canonical if item.ready is not None else None,
+    }
+
+
+def _checkpoint_row(
+    ex: Execution, question: _Question, waiting: Sequence[Planned], step_index: int, ids: Mapping[str, str]
+) -> dict[str, Any]:
     tools = list(dict.fromkeys(item.call.name for item in waiting))
-    checkpoint = {
+    return {
         "id": ids["checkpoint_id"],
         "scope": ex.row["scope"],
-        "run_id": run_id,
+        "run_id": ex.run_id,
         "agent": ex.row["agent"],
         "suspension_id": ids["suspension_id"],
         "kind": question.kind,
@@ -168,7 +176,6 @@ def _write_pause(
         "step_index": step_index,
         "metadata": {"suspension_id": ids["suspension_id"], "tools": tools, **question.metadata},
     }
-    checkpoints.open_(unit, checkpoint, int(row["revision"]))
 
 
 def _let_go(
