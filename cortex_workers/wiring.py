@@ -52,6 +52,8 @@ def build(
     if host is not None:
         host.check()
     hooks = Hooks()
+    for kinds, subscriber in host.subscribers if host is not None else ():
+        hooks.subscribe(subscriber, *kinds)
     database = Database(settings, hooks.publish, tuple(transition_hooks))
     slots = Slots(settings.slots if role == "worker" else 0)
     drain = drain or DrainSwitch()
