@@ -13,7 +13,7 @@ from sqlalchemy.dialects.postgresql import insert
 
 from cortex_workers.schemas.llm import Usage
 from cortex_workers.schemas.run import Run
-from cortex_workers.store import tables, transitions
+from cortex_workers.store import clock, tables, transitions
 from cortex_workers.store.scopes import first_within
 from cortex_workers.store.transitions import Move, Row
 from cortex_workers.store.unit import Unit
@@ -66,6 +66,12 @@ def get(unit: Unit, run_id: str) -> Row | None:
     """One run's row, whatever its scope."""
     found = unit.execute(select(runs).where(runs.c.id == run_id)).mappings().first()
     return dict(found) if found is not None else None
+
+
+def lease_is_over(unit: Unit, run_id: str) -> bool:
+    """Whether a run is held under a lease that has run out; judged on the database clock."""
+    over = (runs.c.state == "running") & (runs.c.lease_expires_at <= clock.wall())
+    return bool(unit.scalar(select(over).where(runs.c.id == run_id)))
 
 
 def get_scoped(unit: Unit, run_id: str, scope: str | None) -> Row | None:
