@@ -6,13 +6,14 @@ Source: celery.md 17, 18; ruling 19 (no pre-ping; one retry on a fresh connectio
 from __future__ import annotations
 
 import os
+import selectors
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Engine, create_engine, event
-from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import DBAPIError, InterfaceError, InvalidatePoolError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from cortex_workers import telemetry
@@ -22,6 +23,8 @@ from cortex_workers.store.unit import Publish, TransitionHooks, Unit
 
 T = TypeVar("T")
 _LOST = (OperationalError, InterfaceError)
+_Selector: Callable[[], selectors.BaseSelector] = getattr(selectors, "PollSelector", selectors.SelectSelector)
+"""Poll needs no descriptor of its own and knows no highest number of one."""
 
 
 def sqlalchemy_url(url: str) -> str:
@@ -55,6 +58,7 @@ def make_engine(settings: Settings, size: int) -> Engine:
         connect_args=args,
     )
     _set_timeouts(engine, settings)
+    _pass_over_closed(engine)
     return engine
 
 
@@ -71,6 +75,30 @@ def _set_timeouts(engine: Engine, settings: Settings) -> None:
         connection.autocommit = True
         connection.execute(options)
         connection.autocommit = before
+
+
+def _pass_over_closed(engine: Engine) -> None:
+    """Give out no connection whose server has closed it meanwhile, so that a restart of Postgres costs nobody an error.
+
+    Costs one look at a socket, nothing is sent: an idle connection has nothing to say but its end.
+    """
+
+    @event.listens_for(engine, "checkin")
+    def _returned(_connection: Any, record: Any) -> None:
+        record.info["idle"] = True
+
+    @event.listens_for(engine, "checkout")
+    def _given(connection: Any, record: Any, _proxy: Any) -> None:
+        if record.info.pop("idle", False) and _has_something_to_say(connection):
+            raise InvalidatePoolError("the server closed this connection while it was idle")
+
+
+def _has_something_to_say(connection: Any) -> bool:
+    if connection.closed:
+        return True
+    with _Selector() as selector:
+        selector.register(connection.fileno(), selectors.EVENT_READ)
+        return bool(selector.select(0))
 
 
 class Database:
