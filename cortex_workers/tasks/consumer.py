@@ -5,6 +5,7 @@ Source: celery.md 6, 8; rulings 16, 22.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 from celery import bootsteps
@@ -93,8 +94,17 @@ class TableClaim(bootsteps.StartStopStep):  # type: ignore[misc]
     requires = (_TASKS,)
 
     def start(self, consumer: Any) -> None:
-        """Hand one claim to the pool as soon as the loop turns; it ends at once when nothing waits."""
-        consumer.call_soon(consumer.pool.apply_async, claim_from_table, callback=_ignore)
+        """Hand one claim to the pool as soon as the loop turns; it ends at once when nothing waits.
+
+        A worker that `-Q` keeps away from runs is not given any this way either.
+        """
+        if _takes_runs(consumer.app.amqp.queues.consume_from):
+            consumer.call_soon(consumer.pool.apply_async, claim_from_table, callback=_ignore)
+
+
+def _takes_runs(queues: Iterable[str]) -> bool:
+    """Whether a worker with these queues gets hints about runs: `prefix.continue` or `prefix.resume`, of any pool."""
+    return any(name.split(".")[1:2] in (["continue"], ["resume"]) for name in queues)
 
 
 def _ignore(_outcome: Any) -> None:
