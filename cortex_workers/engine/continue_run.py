@@ -104,7 +104,10 @@ def prepare(rt: Runtime, row: Row, term: Term, held: Held) -> Execution:
         next_seq=int(row["next_seq"]),
         stored_prompt=row["system_prompt"] is not None,
     )
-    _load(ex)
+    try:
+        _load(ex)
+    except ValueError as error:
+        raise InvalidContinuation(f"what is stored of the run cannot be read: {type(error).__name__}") from error
     return ex
 
 
