@@ -57,7 +57,7 @@ def test_what_has_begun_goes_before_a_start_that_a_hint_names(world: World, clie
 
 def test_what_has_begun_is_claimed_first_in_first_out(world: World, client: Client) -> None:
     order = [answered(world, client) for _ in range(3)]
-    worker = world.worker()
+    worker = world.worker(claim_batch=1)
     for done in range(3):
         slot.work(worker.rt, None)
         assert states(world, order) == ["completed"] * (done + 1) + ["ready"] * (2 - done)

@@ -105,7 +105,7 @@ class World:
         rt = wiring.build(self.settings(**settings), host=host if host is not None else self.host)
         rt.hooks.subscribe(self.told.append)
         rt.start()
-        self._closers += [rt.drain.set, rt.stop]
+        self._closers.append(lambda: self._stop(rt))
         return Worker(self, rt)
 
     def client(
