@@ -108,6 +108,13 @@ class World:
         self._closers.append(lambda: self._stop(rt))
         return Worker(self, rt)
 
+    def _stop(self, rt: Runtime) -> None:
+        if rt.ahead is not None:
+            rt.ahead.give_back_all()
+        # The thread that waits for a drain ends with it.
+        rt.drain.set()
+        rt.stop()
+
     def client(
         self, *, host: Host | None = None, settings: Mapping[str, Any] | None = None, **options: Any
     ) -> Client:
