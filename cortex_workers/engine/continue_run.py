@@ -107,7 +107,9 @@ def prepare(rt: Runtime, row: Row, term: Term, held: Held) -> Execution:
     try:
         _load(ex)
     except ValueError as error:
-        raise InvalidContinuation(f"what is stored of the run cannot be read: {type(error).__name__}") from error
+        raise InvalidContinuation(
+            f"what is stored of the run cannot be read: {type(error).__name__}"
+        ) from error
     return ex
 
 

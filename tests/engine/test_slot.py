@@ -237,7 +237,7 @@ def test_what_is_held_ahead_and_lost_is_not_run(world: World, client: Client) ->
 
 def test_a_tenant_with_a_backlog_does_not_starve_another(world: World, client: Client) -> None:
     flood = [client.enqueue("support", f"{n}").id for n in range(10)]
-    worker = world.worker()
+    worker = world.worker(claim_batch=1)
     slot.work(worker.rt, None)
     assert worker.rt.keeper.kick(10)
     late = world.client(scope="tenant=small").enqueue("support", "Hello").id

@@ -160,7 +160,9 @@ def test_after_a_time_without_sweeps_leases_are_left_alone_once(one: Sweeper) ->
     assert age is not None and age > 3 * INTERVAL_S, (
         "so the fallback looks again, and does not wait three intervals"
     )
-    assert "lapses" not in one.again().done, "another worker looks in the same instant: nobody had time to renew"
+    assert "lapses" not in one.again().done, (
+        "another worker looks in the same instant: nobody had time to renew"
+    )
     one.clock.advance(frame.SETTLE_S)
     assert one.again().done == {"lapses": 1}
     assert one.now(run)["state"] == "reclaimable"
