@@ -68,7 +68,7 @@ def test_an_answer_that_arrives_in_a_drain_is_stored_with_the_hand_off(world: Wo
     _client, worker, run_id = begin(world, [say("Hi.")])
     script = world.model._decide
     world.model._decide = drain_in(world, worker, turn(call(tool, order="1")))
-    before = worker.rt.database.transactions
+    before = worker.transactions()
     run = worker.work(run_id)
     # A claim and the hand-off.
     assert worker.rt.database.transactions - before == 2

@@ -93,6 +93,7 @@ def test_a_run_goes_on_here_through_its_slices(world: World) -> None:
 def test_transactions_of_a_run_in_process(world: World) -> None:
     client = host_client(world, [say("Hi.")])
     client.run("support", "warm up")
+    assert client.runtime.keeper.kick(10)
     before = client.runtime.database.transactions
     client.run("support", "Go")
     # Storing and claiming are one, the end is the other; the keeper is not due meanwhile.

@@ -94,7 +94,7 @@ def test_a_turn_of_which_nothing_can_run_is_stored_by_its_pause(world: World) ->
     world.shop([turn(call("pay", amount=5), call("fly")), say("Done.")])
     worker, client = world.worker(), world.client()
     claimed = worker.claim(client.enqueue("support", "Go").id)
-    before = worker.rt.database.transactions
+    before = worker.transactions()
     worker.go_on(claimed)
     assert worker.rt.database.transactions - before == 1
     assert [row["state"] for row in world.calls(claimed.row["id"])] == ["pending", "failed"]

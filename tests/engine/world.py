@@ -206,6 +206,11 @@ class Worker:
     def name(self) -> str:
         return self.rt.worker_id
 
+    def transactions(self) -> int:
+        """Transactions so far; the keeper's, which come by themselves, are over for a while."""
+        assert self.rt.keeper.kick(10)
+        return self.rt.database.transactions
+
     def claim(self, run_id: str) -> Claimed:
         claimed = slot.claim_named(self.rt, run_id)
         assert claimed is not None, f"{run_id} could not be claimed: {dict(self.world.run(run_id))}"
