@@ -13,7 +13,7 @@ from cortex_workers import Client, Host, ToolContext
 from cortex_workers.engine import slot
 from cortex_workers.errors import Stopping
 from cortex_workers.schemas.llm import ModelReply, ModelRequest
-from tests.engine.world import Worker, World, at, call, only, results, say, turn
+from tests.engine.world import Worker, World, at, call, commits, only, results, say, turn
 
 
 def begin(world: World, script: Any, **options: Any) -> tuple[Client, Worker, str]:
@@ -68,10 +68,10 @@ def test_an_answer_that_arrives_in_a_drain_is_stored_with_the_hand_off(world: Wo
     _client, worker, run_id = begin(world, [say("Hi.")])
     script = world.model._decide
     world.model._decide = drain_in(world, worker, turn(call(tool, order="1")))
-    before = worker.transactions()
-    run = worker.work(run_id)
+    with commits(worker.rt) as made:
+        run = worker.work(run_id)
     # A claim and the hand-off.
-    assert worker.rt.database.transactions - before == 2
+    assert len(made) == 2
     assert (run["state"], run["step_count"], run["instruction"]) == ("reclaimable", 1, "go_on")
     assert (len(world.messages(run_id)), world.calls(run_id), world.effects) == (1, [], [])
     world.model._decide = script

@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import select, text
+from sqlalchemy import event, select, text
 
 from cortex_workers import Client, Host, ToolContext, probes, wiring
 from cortex_workers.engine import expire, slot
@@ -206,11 +206,6 @@ class Worker:
     def name(self) -> str:
         return self.rt.worker_id
 
-    def transactions(self) -> int:
-        """Transactions so far; the keeper's, which come by themselves, are over for a while."""
-        assert self.rt.keeper.kick(10)
-        return self.rt.database.transactions
-
     def claim(self, run_id: str) -> Claimed:
         claimed = slot.claim_named(self.rt, run_id)
         assert claimed is not None, f"{run_id} could not be claimed: {dict(self.world.run(run_id))}"
@@ -246,6 +241,21 @@ class Worker:
         """Die on the way and lose the run by that; it may be reclaimed then."""
         self.die_at(probe, run_id, nth)
         return self.lapse(run_id)
+
+
+@contextmanager
+def commits(rt: Runtime) -> Iterator[list[str]]:
+    """One entry for each commit of a process meanwhile, those of its keeper (which come by themselves) left out."""
+    made: list[str] = []
+
+    def note(_connection: Any) -> None:
+        made.append("commit")
+
+    event.listen(rt.database.engine, "commit", note)
+    try:
+        yield made
+    finally:
+        event.remove(rt.database.engine, "commit", note)
 
 
 @contextmanager
