@@ -180,6 +180,17 @@ def test_a_wait_before_an_outage_does_not_count_for_the_one_after(one: Sweeper) 
     assert one.again().done["lapses"] == 1
 
 
+def test_sweeps_that_are_always_rare_do_not_wait_for_ever(one: Sweeper) -> None:
+    one.sweep()
+    run = factory.a_running_run(one.database, ttl_s=1.0)
+    waited = 0
+    while one.now(run)["state"] == "running":
+        one.clock.advance(4 * INTERVAL_S)
+        one.again()
+        waited += 1
+        assert waited <= frame.MOST_WAITS + 1
+
+
 def test_without_a_gap_nothing_waits(one: Sweeper) -> None:
     one.sweep()
     run = factory.a_running_run(one.database, ttl_s=1.0)
