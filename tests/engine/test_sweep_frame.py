@@ -275,11 +275,13 @@ def test_a_row_that_fails_is_logged_counted_and_passed(
 ) -> None:
     broken = factory.a_paused_run(one.database, ttl_s=0.0)
     good = factory.a_paused_run(one.database, ttl_s=0.0)
-    one.execute("update runs set agent_digest = 'gone' where id = :id", id=broken["id"])
+    one.execute(
+        """update run_specs set overrides = '{"max_steps": "many"}' where run_id = :id""", id=broken["id"]
+    )
     assert one.sweep("expiries").done == {"expiries": 1}
     assert (one.now(broken)["state"], one.now(good)["state"]) == ("paused", "failed")
     assert one.counts("expiries").skipped == 1
-    assert "sweep.row_failed" in caplog.text and "RunNotRecoverable" in caplog.text
+    assert "sweep.row_failed" in caplog.text and "ValidationError" in caplog.text
 
 
 def test_a_row_that_is_locked_in_the_very_moment_costs_its_own_turn_only(database_url: str) -> None:
