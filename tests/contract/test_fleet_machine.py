@@ -458,5 +458,5 @@ def test_no_order_of_events_breaks_a_law(database: Database, told: Told) -> None
 @pytest.mark.timeout(1800)
 def test_no_order_of_events_breaks_a_law_in_many_more_examples(database: Database, told: Told) -> None:
     large = hypothesis.settings.get_profile("large")
-    settings = hypothesis.settings(large, max_examples=800, stateful_step_count=60)
+    settings = hypothesis.settings(large, max_examples=150, stateful_step_count=50)
     run_state_machine_as_test(lambda: Fleet(database, told), settings=settings)
