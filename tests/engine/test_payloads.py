@@ -146,7 +146,6 @@ def test_a_rejection_whose_words_cannot_be_stored_is_refused_and_the_pause_stays
     assert world.run(run_id)["state"] == "paused"
 
 
-@pytest.mark.invariant("32")
 def test_everything_a_run_was_given_comes_back_as_it_was(world: World) -> None:
     world.shop([turn(call("pay", amount=5)), say("Done.")], temperature=0.7)
     worker, client = world.worker(), world.client()
@@ -168,7 +167,6 @@ def test_everything_a_run_was_given_comes_back_as_it_was(world: World) -> None:
     assert narrowed.tools == ()
 
 
-@pytest.mark.invariant("32")
 def test_a_paused_run_comes_back_with_every_message_and_count(world: World) -> None:
     script = [turn(call("find", order="1")) | {"say": "Looking."}, turn(call("pay", amount=5)), say("Done.")]
     world.shop(script)
@@ -185,8 +183,6 @@ def test_a_paused_run_comes_back_with_every_message_and_count(world: World) -> N
     assert ex.row["session_id"] == run["session_id"]
 
 
-@pytest.mark.invariant("31")
-@pytest.mark.invariant("60")
 @pytest.mark.parametrize("broken", ["tool_calls = '[{'", "tool_calls = '[{\"id\": 5}]'", "raw = '{'"])
 def test_what_is_stored_and_cannot_be_read_fails_the_run_at_once(world: World, broken: str) -> None:
     world.shop([turn(call("pay", amount=5)), say("Done.")])
@@ -201,7 +197,6 @@ def test_what_is_stored_and_cannot_be_read_fails_the_run_at_once(world: World, b
     assert world.effects == []
 
 
-@pytest.mark.invariant("99")
 def test_a_stored_answer_that_does_not_fit_is_not_left_waiting(world: World) -> None:
     world.shop([turn(call("pay", amount=5)), say("I see.")])
     worker, client = world.worker(), world.client()
