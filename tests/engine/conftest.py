@@ -2,30 +2,33 @@
 
 from collections.abc import Iterator
 
-import psycopg
 import pytest
-from psycopg import sql
+from sqlalchemy import delete
 
+from cortex_workers.settings import load_settings
 from cortex_workers.store import tables
-from tests.engine.world import World
+from cortex_workers.store.database import Database
+from tests.engine.world import Onlooker, World
 from tests.servers import Addresses, fresh_database
 
 
 @pytest.fixture(scope="session")
-def shared_database_url(addresses: Addresses, template_database: str) -> Iterator[str]:
+def onlooker(addresses: Addresses, template_database: str) -> Iterator[Onlooker]:
     """One database for all worlds of this process: a copy for each of so many tests would cost more than they do."""
     with fresh_database(addresses, template_database) as url:
-        yield url
+        database = Database(load_settings(database_url=url), lambda _: None)
+        yield Onlooker(url, database)
+        database.dispose()
 
 
 @pytest.fixture
-def world(shared_database_url: str) -> Iterator[World]:
+def world(onlooker: Onlooker) -> Iterator[World]:
     """An empty database with a shop in it."""
-    made = World(shared_database_url)
+    made = World(onlooker)
     try:
         yield made
     finally:
         made.close()
-        with psycopg.connect(shared_database_url, autocommit=True) as connection:
+        with onlooker.database.transaction() as unit:
             for table in tables.metadata.sorted_tables:
-                connection.execute(sql.SQL("DELETE FROM {}").format(sql.Identifier(table.name)))
+                unit.execute(delete(table))

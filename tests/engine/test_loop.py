@@ -279,7 +279,7 @@ def test_an_agent_edited_during_a_pause_is_the_old_one_to_the_paused_run(world: 
     run_id = client.enqueue("support", "Go", overrides=overrides).id
     old.work(run_id)
 
-    other = World(world.url)
+    other = World(world.onlooker)
     other.shop(lambda request: say("Other."), max_steps=9, model_settings={"new": True}, history_window=3)
     edited = world.worker(other.host)
     other.close()

@@ -45,17 +45,25 @@ class Effect:
     arguments: Mapping[str, Any]
 
 
+@dataclass(frozen=True)
+class Onlooker:
+    """A database, and the connections through which tests look at it."""
+
+    url: str
+    database: Database
+
+
 class World:
     """The shop's tools and agent, and whoever works for it. Everything is real but the model."""
 
-    def __init__(self, url: str) -> None:
-        self.url = url
+    def __init__(self, onlooker: Onlooker) -> None:
+        self.onlooker = onlooker
+        self.database = onlooker.database
         self.host = Host()
         self.effects: list[Effect] = []
         self.told: list[Notification] = []
         self.model: ScriptedModel = ScriptedModel([{"say": "Hello."}])
-        self.database = Database(self.settings(), lambda _: None)
-        self._closers: list[Callable[[], Any]] = [self.database.dispose]
+        self._closers: list[Callable[[], Any]] = []
         self._shift = timedelta(0)
 
     def close(self) -> None:
@@ -67,7 +75,9 @@ class World:
     # --- Who takes part ------------------------------------------------------------------------------------------
 
     def settings(self, **values: Any) -> Settings:
-        return load_settings(database_url=self.url, **{"table_claim_s": 0.0, "lease_ttl_s": TTL_S, **values})
+        return load_settings(
+            database_url=self.onlooker.url, **{"table_claim_s": 0.0, "lease_ttl_s": TTL_S, **values}
+        )
 
     def act(self, tool: str, ctx: ToolContext, **arguments: Any) -> str:
         """What every tool of a test does: leave a trace."""
