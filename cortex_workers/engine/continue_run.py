@@ -59,7 +59,9 @@ def execute(rt: Runtime, row: Row, held: Held, slice_began: float | None = None)
     except Unavailable:
         raise
     except Exception as error:  # an unforeseen error must not leave the run to lapse four times
-        telemetry.event("run.broken", "error", run_id=term.run_id, error=type(error).__name__, exc_info=True)
+        telemetry.event(
+            "run.broken", "error", run_id=term.run_id, error=type(error).__name__, at=telemetry.places(error)
+        )
         return _failed(rt, row, ex, term, held, RunFailure(f"internal error: {type(error).__name__}"))
     finally:
         held.release()
@@ -70,7 +72,7 @@ def _work(ex: Execution) -> str:
     try:
         with telemetry.span("cortex.run", run_id=ex.run_id, revision=ex.term.revision):
             loop.run_loop(ex)
-        return "done"
+        return ex.left_as
     except boundary.HandOff as error:
         suspend.hand_off(ex, error.reason, None)
         return "handed_off"

@@ -17,14 +17,21 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, InvalidatePoolError, Oper
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from cortex_workers import telemetry
-from cortex_workers.errors import StoreUnavailable
+from cortex_workers.errors import SchemaBehind, StoreUnavailable
 from cortex_workers.settings import Settings
 from cortex_workers.store.unit import Publish, TransitionHooks, Unit
 
 T = TypeVar("T")
 _LOST = (OperationalError, InterfaceError)
+_NO_SUCH_SCHEMA = ("42P01", "42703", "3F000")
+"""A table, column or schema that this code needs is not there."""
 _Selector: Callable[[], selectors.BaseSelector] = getattr(selectors, "PollSelector", selectors.SelectSelector)
 """Poll needs no descriptor of its own and knows no highest number of one."""
+
+
+def first_line(error: Exception) -> str:
+    """What the driver says, in one line; it names hosts and roles, never passwords."""
+    return (str(getattr(error, "orig", error)).strip().splitlines() or ["no reason given"])[0]
 
 
 def sqlalchemy_url(url: str) -> str:
@@ -55,6 +62,8 @@ def make_engine(settings: Settings, size: int) -> Engine:
         pool_pre_ping=False,
         pool_recycle=900,
         pool_use_lifo=True,
+        # Errors of statements reach logs and callers; what the statements carry must not (I10).
+        hide_parameters=True,
         connect_args=args,
     )
     _set_timeouts(engine, settings)
@@ -194,7 +203,9 @@ class Database:
             raise StoreUnavailable("no database connection became free in time") from error
         except DBAPIError as error:
             if error.connection_invalidated or isinstance(error, _LOST):
-                raise StoreUnavailable() from error
+                raise StoreUnavailable(f"Postgres is not available: {first_line(error)}") from error
+            if getattr(error.orig, "sqlstate", None) in _NO_SUCH_SCHEMA:
+                raise SchemaBehind() from None
             raise
 
     def dispose(self) -> None:

@@ -5,7 +5,6 @@ Source: celery.md 6, 8; rulings 16, 22.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, ClassVar
 
 from celery import bootsteps
@@ -14,6 +13,7 @@ from celery.worker.state import maybe_shutdown
 
 from cortex_workers.tasks import health
 from cortex_workers.tasks.continue_run import claim_from_table
+from cortex_workers.tasks.routes import takes_runs
 
 _OURS = "cortex_workers.tasks.consumer"
 _TASKS = "celery.worker.consumer.tasks:Tasks"
@@ -98,13 +98,8 @@ class TableClaim(bootsteps.StartStopStep):  # type: ignore[misc]
 
         A worker that `-Q` keeps away from runs is not given any this way either.
         """
-        if _takes_runs(consumer.app.amqp.queues.consume_from):
+        if takes_runs(consumer.app.amqp.queues.consume_from):
             consumer.call_soon(consumer.pool.apply_async, claim_from_table, callback=_ignore)
-
-
-def _takes_runs(queues: Iterable[str]) -> bool:
-    """Whether a worker with these queues gets hints about runs: `prefix.continue` or `prefix.resume`, of any pool."""
-    return any(name.split(".")[1:2] in (["continue"], ["resume"]) for name in queues)
 
 
 def _ignore(_outcome: Any) -> None:
