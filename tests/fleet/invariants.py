@@ -37,14 +37,14 @@ def left_behind(connection: Connection) -> list[dict[str, Any]]:
     return connection.execute(f"{lapsed} UNION ALL {overdue}".encode()).fetchall()
 
 
-def messages(broker: "redis.Redis") -> dict[str, int]:
+def messages(broker: "redis.Redis", unacknowledged: bool = True) -> dict[str, int]:
     """I5: what lies in the queues, or is held unacknowledged by a worker."""
     found: dict[str, int] = {}
     for key in broker.keys("*"):  # type: ignore[union-attr]
         name = key.decode()
         if ":cw." in name and broker.type(key) == b"list":
             found[name] = int(broker.llen(key))  # type: ignore[arg-type]
-        elif name.endswith("unacked"):
+        elif unacknowledged and name.endswith("unacked"):
             found[name] = int(broker.hlen(key))  # type: ignore[arg-type]
     return {name: count for name, count in found.items() if count}
 
