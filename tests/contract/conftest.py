@@ -8,7 +8,7 @@ from cortex_workers.schemas.notifications import Notification
 from cortex_workers.settings import load_settings
 from cortex_workers.store.database import Database
 from tests.contract.meeting import Referee
-from tests.engine.world import World
+from tests.engine.world import World, looking_at
 from tests.servers import Addresses, fresh_database
 
 
@@ -38,9 +38,10 @@ def database(database_url: str, told: Told) -> Iterator[Database]:
 @pytest.fixture
 def world(database_url: str) -> Iterator[World]:
     """The whole engine over a database of this test's own, with a scripted model."""
-    world = World(database_url)
-    yield world
-    world.close()
+    with looking_at(database_url) as onlooker:
+        world = World(onlooker)
+        yield world
+        world.close()
 
 
 @pytest.fixture(scope="module")
@@ -65,17 +66,19 @@ def common_database(common_url: str, common_told: Told) -> Iterator[Database]:
 @pytest.fixture
 def fresh_world(common_url: str) -> Iterator[World]:
     """A host, a worker and a client of this test's own in the database that its module shares."""
-    world = World(common_url)
-    yield world
-    world.close()
+    with looking_at(common_url) as onlooker:
+        world = World(onlooker)
+        yield world
+        world.close()
 
 
 @pytest.fixture(scope="module")
 def common_world(common_url: str) -> Iterator[World]:
     """The same for the tests of a module that look at their own rows only."""
-    world = World(common_url)
-    yield world
-    world.close()
+    with looking_at(common_url) as onlooker:
+        world = World(onlooker)
+        yield world
+        world.close()
 
 
 @pytest.fixture(scope="module")

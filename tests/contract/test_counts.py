@@ -15,7 +15,7 @@ from cortex_workers.llm.scripted import turn_index
 from cortex_workers.schemas.ids import RUN, new_id
 from cortex_workers.schemas.llm import ModelRequest
 from tests.contract.recorder import Recorder, recording
-from tests.engine.world import Worker, World, at, call, say, turn
+from tests.engine.world import Worker, World, at, call, looking_at, say, turn
 
 # One letter a call: s may run again, u may not, a needs an approval (and may not).
 TOOLS = {"s": ("find", {"order": "1"}), "u": ("ship", {"order": "1"}), "a": ("pay", {"amount": 1})}
@@ -193,23 +193,28 @@ def test_a_thousand_runs_are_stored_in_one_transaction(counted: Counted) -> None
 
 def test_a_late_step_writes_as_much_as_an_early_one(own_postgres: PostgresNode) -> None:
     """On a server of its own, where nobody else writes: the log's growth from one model call to the next."""
-    steps, world = 205, World(own_postgres.url)
+    steps = 205
     positions: dict[int, int] = {}
 
-    def answer(request: ModelRequest) -> dict[str, Any]:
-        step = turn_index(request.messages)
-        with world.database.read() as unit:
-            positions[step] = int(unit.scalar(text("select pg_current_wal_insert_lsn() - '0/0'::pg_lsn")))
-        return turn(call("find", order="1" * 500), call("ship", order="2" * 500)) if step < steps else say()
+    with looking_at(own_postgres.url) as onlooker:
+        world = World(onlooker)
 
-    try:
-        world.shop(answer, max_steps=steps + 1)
-        worker = world.worker(slice_steps=10_000)
-        with world.database.read() as unit:
-            unit.execute(text("checkpoint"))
-        assert worker.work(world.client().enqueue("support", "hello").id)["state"] == "completed"
-    finally:
-        world.close()
+        def answer(request: ModelRequest) -> dict[str, Any]:
+            step = turn_index(request.messages)
+            with world.database.read() as unit:
+                positions[step] = int(unit.scalar(text("select pg_current_wal_insert_lsn() - '0/0'::pg_lsn")))
+            return (
+                turn(call("find", order="1" * 500), call("ship", order="2" * 500)) if step < steps else say()
+            )
+
+        try:
+            world.shop(answer, max_steps=steps + 1)
+            worker = world.worker(slice_steps=10_000)
+            with world.database.read() as unit:
+                unit.execute(text("checkpoint"))
+            assert worker.work(world.client().enqueue("support", "hello").id)["state"] == "completed"
+        finally:
+            world.close()
     written = {step: positions[step + 1] - positions[step] for step in range(steps)}
     early = statistics.median(written[step] for step in range(2, 11))
     late = statistics.median(written[step] for step in range(195, 204))

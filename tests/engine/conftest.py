@@ -5,20 +5,16 @@ from collections.abc import Iterator
 import pytest
 from sqlalchemy import delete
 
-from cortex_workers.settings import load_settings
 from cortex_workers.store import tables
-from cortex_workers.store.database import Database
-from tests.engine.world import Onlooker, World
+from tests.engine.world import Onlooker, World, looking_at
 from tests.servers import Addresses, fresh_database
 
 
 @pytest.fixture(scope="session")
 def onlooker(addresses: Addresses, template_database: str) -> Iterator[Onlooker]:
     """One database for all worlds of this process: a copy for each of so many tests would cost more than they do."""
-    with fresh_database(addresses, template_database) as url:
-        database = Database(load_settings(database_url=url), lambda _: None)
-        yield Onlooker(url, database)
-        database.dispose()
+    with fresh_database(addresses, template_database) as url, looking_at(url) as onlooker:
+        yield onlooker
 
 
 @pytest.fixture

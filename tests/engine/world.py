@@ -53,6 +53,16 @@ class Onlooker:
     database: Database
 
 
+@contextmanager
+def looking_at(url: str) -> Iterator[Onlooker]:
+    """Look at a database for as long as a block lasts."""
+    database = Database(load_settings(database_url=url), lambda _: None)
+    try:
+        yield Onlooker(url, database)
+    finally:
+        database.dispose()
+
+
 class World:
     """The shop's tools and agent, and whoever works for it. Everything is real but the model."""
 
