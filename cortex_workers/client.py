@@ -11,7 +11,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from types import TracebackType
@@ -36,7 +36,7 @@ from cortex_workers.errors import (
 )
 from cortex_workers.host import Host
 from cortex_workers.ports import PrincipalCodec
-from cortex_workers.schemas.checkpoint import Checkpoint, Decision, SettleOutcome
+from cortex_workers.schemas.checkpoint import CallDecision, Checkpoint, Decision, SettleOutcome
 from cortex_workers.schemas.ids import CHECKPOINT, RUN, SESSION
 from cortex_workers.schemas.lifecycle import RunState
 from cortex_workers.schemas.run import Enqueued, EnqueueRun, Run, RunOverrides
@@ -265,27 +265,28 @@ class Client:
         self,
         checkpoint_id: str,
         *,
-        approved: bool,
+        approved: bool | None = None,
         reason: str | None = None,
         decided_by: str | None = None,
         amended_arguments: dict[str, Any] | None = None,
+        calls: Mapping[str, CallDecision | Mapping[str, Any]] | None = None,
         scope: str | None = None,
         principal: Any = None,
     ) -> Checkpoint:
-        """Approve or reject a pause as a whole; the run goes on elsewhere. The same decision again changes nothing.
+        """Decide a pause as a whole (``approved``) or call by call (``calls``, by call id); the run goes on elsewhere.
 
-        ``amended_arguments`` replace the arguments of a pause's single call.
+        The same decision again changes nothing. ``amended_arguments`` replace the arguments of a pause's single call;
+        each ``CallDecision`` may carry its own.
         Raises: InvalidDecision, InvalidState (``recorded`` carries the first decision), SuspensionExpired,
         CheckpointNotFound, InvalidId, SessionClosed.
         """
-        if not isinstance(approved, bool):
-            raise InvalidDecision("approved is True or False")
         decision = _decision(
-            approved=approved,
+            approved=_approved(approved, calls is not None),
             reason=reason,
             decided_by=decided_by,
             actor=self._actor,
             amended_arguments=amended_arguments,
+            calls=_call_decisions(calls),
         )
         encoded = authority.encode(self._codec, principal)
         return deciding.decide(self._rt, checkpoint_id, decision, self._any_scope(scope), encoded)
@@ -410,10 +411,11 @@ class Client:
         self,
         checkpoint_id: str,
         *,
-        approved: bool,
+        approved: bool | None = None,
         reason: str | None = None,
         decided_by: str | None = None,
         amended_arguments: dict[str, Any] | None = None,
+        calls: Mapping[str, CallDecision | Mapping[str, Any]] | None = None,
         scope: str | None = None,
         principal: Any = None,
     ) -> Run:
@@ -429,6 +431,7 @@ class Client:
             reason=reason,
             decided_by=decided_by,
             amended_arguments=amended_arguments,
+            calls=calls,
             scope=scope,
             principal=principal,
         )
@@ -470,6 +473,35 @@ def _decision(**values: Any) -> Decision:
     if amended is not None and not isinstance(amended, dict):
         raise InvalidDecision("amended arguments must be a JSON object")
     return Decision.model_construct(None, **values)
+
+
+def _approved(approved: object, by_call: bool) -> bool:
+    if by_call:
+        if approved is not None:
+            raise InvalidDecision("decide the pause as a whole or call by call, not both")
+        return False
+    if not isinstance(approved, bool):
+        raise InvalidDecision("approved is True or False")
+    return approved
+
+
+def _call_decisions(
+    calls: Mapping[str, CallDecision | Mapping[str, Any]] | None,
+) -> dict[str, CallDecision] | None:
+    if calls is None:
+        return None
+    if not isinstance(calls, Mapping) or not calls:
+        raise InvalidDecision("calls maps each pending call's id to its decision")
+    found = {}
+    for call_id, given in calls.items():
+        values = given.model_dump() if isinstance(given, CallDecision) else dict(given)
+        unknown = sorted(set(values) - set(CallDecision.model_fields))
+        if unknown or not isinstance(values.get("approved"), bool):
+            raise InvalidDecision("a call's decision has approved (True or False), amended_arguments, reason")
+        found[str(call_id)] = CallDecision.model_construct(
+            None, **{"amended_arguments": None, "reason": None, **values}
+        )
+    return found
 
 
 def _seconds(what: str, value: timedelta | None) -> float | None:

@@ -5,30 +5,25 @@ Source: runs.md 3.5, 6.7, T08 to T10; decisions R2, R14; rulings 6, 39, 44 to 48
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-import jsonschema
-
+from cortex_workers.engine import decision_shape
 from cortex_workers.engine.continue_run import resolved_agent
 from cortex_workers.engine.runtime import Runtime
-from cortex_workers.engine.validate import checked_id, checked_json, checked_text
+from cortex_workers.engine.validate import checked_id
 from cortex_workers.errors import (
     CheckpointNotFound,
-    InvalidDecision,
     InvalidState,
     SessionClosed,
     SuspensionExpired,
 )
 from cortex_workers.schemas.agent import AgentDefinition
-from cortex_workers.schemas.checkpoint import Checkpoint, CheckpointKind, Decision
+from cortex_workers.schemas.checkpoint import Checkpoint, Decision
 from cortex_workers.schemas.ids import CHECKPOINT
 from cortex_workers.store import checkpoints, runs, sessions, suspensions, tables, transcript, turns
 from cortex_workers.store.transitions import Guard, Move, Row
 from cortex_workers.store.unit import Unit
-
-MECHANISM_PREFIX = "cortex:"
 
 
 @dataclass(slots=True)
@@ -51,14 +46,12 @@ def decide(
     Raises: InvalidId, CheckpointNotFound, InvalidDecision, InvalidState (``recorded`` carries the first decision),
     SuspensionExpired, SessionClosed. Nothing is written by a refusal.
     """
-    decision = checked_decision(decision)
+    decision = decision_shape.checked(decision)
     pause = load_pause(rt, checkpoint_id, scope)
     recorded = already(rt, pause, decision)
     if recorded is not None:
         return recorded
-    _check_shape(pause, decision)
-    if not decision.approved:
-        decision = decision.model_copy(update={"amended_arguments": None})
+    decision_shape.check(pause.checkpoint["kind"], pause.pending, pause.agent, decision)
     ends = not decision.approved and pause.agent.on_rejection == "fail"
 
     def work(unit: Unit) -> Checkpoint | None:
@@ -68,30 +61,6 @@ def decide(
     if done is not None:
         return done
     return lost(rt, checkpoint_id, decision, scope)
-
-
-def checked_decision(decision: Decision) -> Decision:
-    """The texts of a decision can be stored, and no person claims to be a mechanism.
-
-    Raises: InvalidDecision, UnstorableText.
-    """
-    for what, text in (
-        ("the reason", decision.reason),
-        ("decided_by", decision.decided_by),
-        ("actor", decision.actor),
-    ):
-        if text is not None:
-            checked_text(what, text)
-            if len(text) > 10_000:
-                raise InvalidDecision(f"{what} is longer than 10,000 characters")
-    for name in (decision.decided_by, decision.actor):
-        if name is not None and name.startswith(MECHANISM_PREFIX):
-            raise InvalidDecision(f"names that start with {MECHANISM_PREFIX!r} are reserved for mechanisms")
-    if decision.amended_arguments is not None:
-        if not isinstance(decision.amended_arguments, dict):
-            raise InvalidDecision("amended arguments must be a JSON object")
-        checked_json(decision.amended_arguments, "amended arguments")
-    return decision
 
 
 def load_pause(rt: Runtime, checkpoint_id: str, scope: str | None) -> Pause:
@@ -132,43 +101,6 @@ def already(rt: Runtime, pause: Pause, decision: Decision) -> Checkpoint | None:
     raise InvalidState(f"the checkpoint is closed: {shown.closed_as}", recorded=shown.decision)
 
 
-def _check_shape(pause: Pause, decision: Decision) -> None:
-    """Everything about a decision that can be wrong, before anything moves."""
-    kind = pause.checkpoint["kind"]
-    if kind == CheckpointKind.UNCERTAIN_EFFECT:
-        raise InvalidDecision(
-            "this checkpoint asks what became of a call: settle it as happened, did_not_happen or stop"
-        )
-    if decision.outcome is not None:
-        raise InvalidDecision(
-            "an outcome settles an uncertain effect; this checkpoint is approved or rejected"
-        )
-    if decision.amended_arguments is None or not decision.approved:
-        return
-    if len(pause.pending) != 1:
-        raise InvalidDecision(
-            f"amended arguments fit a pause with exactly one call; this one has {len(pause.pending)}"
-        )
-    check_arguments(pause.agent, pause.pending[0]["tool"], decision.amended_arguments)
-
-
-def check_arguments(agent: AgentDefinition, tool: str, arguments: dict[str, Any]) -> None:
-    """Check arguments against the published schema of the run's frozen version.
-
-    Raises: InvalidDecision, naming the place that does not fit.
-    """
-    spec = agent.tool(tool)
-    if spec is None:
-        raise InvalidDecision(f"the run's agent has no tool named {tool!r}")
-    validator = jsonschema.validators.validator_for(spec.parameters)(spec.parameters)
-    error = next(
-        iter(sorted(validator.iter_errors(arguments), key=lambda item: list(map(str, item.path)))), None
-    )
-    if error is not None:
-        where = ".".join(str(part) for part in error.path) or "the object"
-        raise InvalidDecision(f"amended arguments do not fit tool {tool}: {where}: {error.message[:300]}")
-
-
 def _write(
     unit: Unit, pause: Pause, decision: Decision, principal: bytes | None, ends: bool
 ) -> Checkpoint | None:
@@ -197,7 +129,7 @@ def _move_run(unit: Unit, pause: Pause, decision: Decision, ends: bool) -> Row |
         return turns.move(unit, "decide", pause.run, guard, Move(actor=actor, data=data))
     values = {
         "error_code": "checkpoint_rejected",
-        "error_text": f"checkpoint rejected: {decision.reason or 'no reason given'}"[:4000],
+        "error_text": f"checkpoint rejected: {_reason(pause, decision)}"[:4000],
     }
     data = {"checkpoint_id": pause.checkpoint["id"], "approved": False}
     return turns.move(unit, "reject", pause.run, guard, Move(values=values, actor=actor, data=data))
@@ -217,33 +149,51 @@ def _record(
     return closed[0] if closed else None
 
 
+def _reason(pause: Pause, decision: Decision) -> str:
+    """Why it was rejected: the decision's own reason, else those of the calls in their order (runs.md K21)."""
+    if decision.reason:
+        return decision.reason
+    calls = decision.calls or {}
+    given = [calls[call["call_id"]].reason for call in pause.pending if call["call_id"] in calls]
+    return "; ".join(text for text in given if text) or "no reason given"
+
+
 def _rejection_text(decision: Decision) -> str:
     by = decision.decided_by or decision.actor or "the approver"
     return f"rejected by {by}: {decision.reason or 'no reason given'}"
 
 
+def _verdict_of(decision: Decision, call_id: str) -> tuple[str, str | None]:
+    """The outcome of one call and what the model reads: its own reason where it has one (runs.md K20)."""
+    if decision.calls is None:
+        return ("granted", decision.reason) if decision.approved else ("denied", _rejection_text(decision))
+    mine = decision.calls[call_id]
+    if mine.approved:
+        return "granted", mine.reason or decision.reason
+    return "denied", mine.reason or _rejection_text(decision)
+
+
 def _adjudicate(unit: Unit, pause: Pause, decision: Decision, principal: bytes | None) -> None:
-    note = decision.reason if decision.approved else _rejection_text(decision)
     write_verdicts(
         unit,
         pause,
-        "granted" if decision.approved else "denied",
-        note,
+        {call["call_id"]: _verdict_of(decision, call["call_id"]) for call in pause.pending},
         approver=decision.decided_by or decision.actor,
         principal=principal,
+        scope_of_verdict="pause" if decision.calls is None else "call",
     )
 
 
 def write_verdicts(
     unit: Unit,
     pause: Pause,
-    outcome: str,
-    note: str | None,
+    verdicts: Mapping[str, tuple[str, str | None]],
     approver: str | None = None,
     principal: bytes | None = None,
     authority: str = "person",
+    scope_of_verdict: str = "pause",
 ) -> None:
-    """One adjudication per call of a pause (ruling 48)."""
+    """One adjudication per call of a pause: its outcome and note, by call id (ruling 48)."""
     rounds = checkpoints.rounds(unit, pause.run["id"], [call["call_id"] for call in pause.pending])
     checkpoints.adjudicate(
         unit,
@@ -258,13 +208,13 @@ def write_verdicts(
                 "suspension_id": pause.suspension["id"],
                 "workload": pause.run["workload"] or pause.run["agent"],
                 "specialist": pause.run["agent"],
-                "outcome": outcome,
-                "scope_of_verdict": "pause",
+                "outcome": verdicts[call["call_id"]][0],
+                "scope_of_verdict": scope_of_verdict,
                 "authority": authority,
-                "disposition": None if outcome == "granted" else "refused_by_operator",
+                "disposition": None if verdicts[call["call_id"]][0] == "granted" else "refused_by_operator",
                 "approver": approver,
                 "approver_principal": principal,
-                "note": note,
+                "note": verdicts[call["call_id"]][1],
             }
             for call in pause.pending
         ],

@@ -49,7 +49,8 @@ def _expire(unit: Unit, pause: deciding.Pause) -> bool:
     note = f"nobody answered before {deadline}"
     checkpoints.close_of_run(unit, pause.run["id"], "expired", int(moved["revision"]), note)
     if pause.checkpoint:
-        deciding.write_verdicts(unit, pause, "expired", note, authority="mechanism", approver=SWEEPER)
+        verdicts = {call["call_id"]: ("expired", note) for call in pause.pending}
+        deciding.write_verdicts(unit, pause, verdicts, authority="mechanism", approver=SWEEPER)
     if not to_model:
         deciding.deny_waiting(unit, pause, note)
     return True

@@ -93,7 +93,7 @@ def judge(ex: Execution, planned: Planned, verdict: Row | None = None) -> Result
 
 
 def _arguments(planned: Planned, verdict: Row | None) -> str:
-    amended = ((verdict or {}).get("decision") or {}).get("amended_arguments")
+    amended = amended_in(verdict, planned.call.id)
     if amended is None:
         return planned.call.arguments
     planned.executed_args = json.dumps(amended, ensure_ascii=False, sort_keys=True)
@@ -105,8 +105,17 @@ def _still_same(planned: Planned, verdict: Row) -> bool:
     """Whether what would run is what the approver saw; if not, they are asked again (bug case C23)."""
     assert planned.ready is not None
     seen = verdict.get("payload")
-    amended = ((verdict.get("decision") or {}).get("amended_arguments")) is not None
+    amended = amended_in(verdict, planned.call.id) is not None
     return amended or seen is None or seen == planned.ready.canonical
+
+
+def amended_in(verdict: Row | None, call_id: str) -> dict[str, Any] | None:
+    """The arguments a person put in place of the model's, for the whole pause or for this call."""
+    decision = (verdict or {}).get("decision") or {}
+    mine = (decision.get("calls") or {}).get(call_id) or {}
+    whole: dict[str, Any] | None = decision.get("amended_arguments")
+    own: dict[str, Any] | None = mine.get("amended_arguments")
+    return whole if whole is not None else own
 
 
 def _authorize(ex: Execution, planned: Planned) -> Result | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from cortex_workers.engine import decide as deciding
-from cortex_workers.engine import dispatch
+from cortex_workers.engine import decision_shape, dispatch
 from cortex_workers.engine.decide import Pause
 from cortex_workers.engine.execution import as_it_ran
 from cortex_workers.engine.runtime import Runtime
@@ -34,7 +34,7 @@ def settle(
     ``now`` overrides the wait before a call that did not happen is run again (recorded).
     Raises: as ``decide``.
     """
-    decision = deciding.checked_decision(decision)
+    decision = decision_shape.checked(decision)
     pause = deciding.load_pause(rt, checkpoint_id, scope)
     recorded = deciding.already(rt, pause, decision)
     if recorded is not None:
