@@ -11,17 +11,18 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from cortex_workers import wiring
 from cortex_workers.engine import authority, in_process
 from cortex_workers.engine import cancel as cancelling
 from cortex_workers.engine import decide as deciding
 from cortex_workers.engine import enqueue as enqueueing
+from cortex_workers.engine import resume as resuming
 from cortex_workers.engine import settle as settling
 from cortex_workers.engine.runtime import Runtime
 from cortex_workers.engine.validate import checked_id, checked_scope
@@ -30,12 +31,14 @@ from cortex_workers.errors import (
     InvalidArgument,
     InvalidDecision,
     NoScope,
+    NotPausedYet,
     RunNotFound,
     SessionNotFound,
     WaitTimeout,
 )
 from cortex_workers.host import Host
 from cortex_workers.ports import PrincipalCodec
+from cortex_workers.schemas.admission import ResumeAdmission, ToolResult
 from cortex_workers.schemas.checkpoint import CallDecision, Checkpoint, Decision, SettleOutcome
 from cortex_workers.schemas.ids import CHECKPOINT, RUN, SESSION
 from cortex_workers.schemas.lifecycle import RunState
@@ -44,6 +47,7 @@ from cortex_workers.settings import Settings, load_settings
 from cortex_workers.store import checkpoints, migrate, runs, sessions
 
 MAX_LIMIT = 1000
+T = TypeVar("T")
 
 
 class Client:
@@ -323,6 +327,35 @@ class Client:
             self._rt, checkpoint_id, decision, self._any_scope(scope), now=now, principal=encoded
         )
 
+    # --- Machines ----------------------------------------------------------------------------------------------------
+
+    def provide_results(
+        self, run_id: str, results: Sequence[ToolResult], *, scope: str | None = None, patience_s: float = 5.0
+    ) -> ResumeAdmission:
+        """Answer every external call of a run's pause at once; the run goes on elsewhere with exactly these bytes.
+
+        The same answer again returns the original receipt (``fresh`` false). An answer that is quicker than its pause
+        is sent again by itself for ``patience_s`` seconds.
+        Raises: ResultsMismatch, RequiresApproval, NotAgentReplyResumable, SuspensionExpired, NotSuspended,
+        NotPausedYet, AdmissionConflict, InvalidState after a partial answer, InputTooLarge, RunNotFound, InvalidId.
+        """
+        items, where = list(results), self._any_scope(scope)
+        return _patiently(
+            patience_s, lambda: resuming.provide_results(self._rt, run_id, items, where, self._actor)
+        )
+
+    def provide_result(
+        self, run_id: str, result: ToolResult, *, scope: str | None = None, patience_s: float = 5.0
+    ) -> ResumeAdmission | None:
+        """Answer one external call; None while others of the pause are open, the admission with the last one.
+
+        Raises: as ``provide_results``.
+        """
+        where = self._any_scope(scope)
+        return _patiently(
+            patience_s, lambda: resuming.provide_result(self._rt, run_id, result, where, self._actor)
+        )
+
     # --- Sessions ----------------------------------------------------------------------------------------------------
 
     def sessions(
@@ -473,6 +506,18 @@ def _decision(**values: Any) -> Decision:
     if amended is not None and not isinstance(amended, dict):
         raise InvalidDecision("amended arguments must be a JSON object")
     return Decision.model_construct(None, **values)
+
+
+def _patiently(patience_s: float, attempt: Callable[[], T]) -> T:
+    """Try again while the run does not wait yet: the pause may be a moment away."""
+    end, waited = time.monotonic() + patience_s, threading.Event()
+    while True:
+        try:
+            return attempt()
+        except NotPausedYet:
+            if time.monotonic() >= end:
+                raise
+            waited.wait(0.05)
 
 
 def _approved(approved: object, by_call: bool) -> bool:

@@ -4,7 +4,7 @@
 
     CortexError
     ├─ Refusal              nothing was written; expected; logged at info; a task returns Refused(code)
-    │  ├─ NotFound          RunNotFound · CheckpointNotFound · SessionNotFound · AgentNotFound
+    │  ├─ NotFound          RunNotFound · CheckpointNotFound · SessionNotFound · AgentNotFound · AdmissionNotFound
     │  ├─ Conflict          AlreadyExists · RunIdTaken · RunIdReused · InvalidState
     │  ├─ NotContinuable    RunLeased · RunAlreadyDone
     │  ├─ NotSuspended      SuspensionExpired
@@ -119,6 +119,24 @@ class InvalidState(Conflict):
     recorded: Any = None
 
 
+class AdmissionConflict(Conflict):
+    """Another answer was admitted for this pause; the first one stands."""
+
+    code = "admission_conflict"
+
+
+class AdmissionNotFound(NotFound):
+    """No answer was admitted for that pause in this scope."""
+
+    code = "admission_not_found"
+
+
+class ResumeAlreadyStarted(Conflict):
+    """A worker has begun to go on with this answer."""
+
+    code = "resume_already_started"
+
+
 class NotContinuable(Refusal):
     """The run cannot be continued now."""
 
@@ -164,6 +182,18 @@ class RequiresApproval(WrongAnswer):
 
     code = "requires_approval"
     ttl: Any = None
+
+
+class ResultsMismatch(WrongAnswer):
+    """The results do not fit the pending calls one to one."""
+
+    code = "results_mismatch"
+
+
+class NotAgentReplyResumable(WrongAnswer):
+    """The run waits for another agent; only the bus may answer it."""
+
+    code = "not_agent_reply_resumable"
 
 
 class InvalidDecision(WrongAnswer):
@@ -356,6 +386,12 @@ class PrincipalUndecodable(Unavailable):
     """The principal cannot be decoded right now. A codec raises this while decoding."""
 
     code = "principal_undecodable"
+
+
+class NotPausedYet(Unavailable):
+    """The run does not wait for this call yet; send the answer again in a moment."""
+
+    code = "not_paused_yet"
 
 
 class WaitTimeout(Unavailable):

@@ -16,6 +16,7 @@ from cortex_workers.lease.keeper import Held
 from cortex_workers.schemas.agent import AgentDefinition, ToolSpec
 from cortex_workers.schemas.lease import Term
 from cortex_workers.schemas.llm import Message, ToolCall, Usage
+from cortex_workers.schemas.suspension import PendingKind
 from cortex_workers.store.transitions import Row
 
 
@@ -37,8 +38,8 @@ class Planned:
     provider_call_id: str | None = None
     executed_args: str | None = None
     amended_by: str | None = None
-    approval_ttl_s: float | None = None
-    waits_for_approval: bool = False
+    ttl_s: float | None = None
+    waits_for: PendingKind | None = None
     granted: bool = False
     adjudicated: bool = False
 

@@ -11,8 +11,9 @@ from typing import Any
 
 from cortex_workers.engine.execution import Execution, Planned, Result
 from cortex_workers.errors import RequiresApproval
-from cortex_workers.host import BadArguments, ToolContext, clean_text
+from cortex_workers.host import BadArguments, ToolContext, clean_text, cut_result, encode_result
 from cortex_workers.schemas.llm import ToolCall
+from cortex_workers.schemas.suspension import PendingKind
 from cortex_workers.store.transitions import Row
 
 
@@ -74,11 +75,13 @@ def plan(
 def judge(ex: Execution, planned: Planned, verdict: Row | None = None) -> Result | None:
     """Take one call through the gates.
 
-    Returns a result when the call ends here (it cannot run, or it is denied); otherwise None, with ``ready`` set for
-    a call that may run and ``waits_for_approval`` for one that needs a person.
+    Returns a result when the call ends here (answered, denied, or it cannot run); otherwise None, with ``ready`` set
+    for a call that may run and ``waits_for`` for one that needs a person or a machine outside.
     """
     if planned.spec is None or planned.tool is None:
         return failed(planned, f"there is no tool named {planned.call.name[:64]!r} here")
+    if verdict is not None and verdict["outcome"] == "answered":
+        return _answered(ex, planned, verdict)
     planned.adjudicated = verdict is not None
     if verdict is not None and verdict["outcome"] != "granted":
         return denied(planned, str(verdict["note"] or "rejected"))
@@ -134,9 +137,18 @@ def _authorize(ex: Execution, planned: Planned) -> Result | None:
         except Exception as error:  # foreign code: any other error of an authorizer is its denial
             return denied(planned, clean_text(str(error) or type(error).__name__)[0])
     if needs and not planned.granted:
-        planned.waits_for_approval = True
-        planned.approval_ttl_s = ttl
+        planned.waits_for, planned.ttl_s = PendingKind.APPROVAL, ttl
+    elif planned.spec.tool_class == "external":
+        planned.waits_for, planned.ttl_s = PendingKind.EXTERNAL, planned.spec.external_ttl_s
     return None
+
+
+def _answered(ex: Execution, planned: Planned, verdict: Row) -> Result:
+    """What somebody outside says the call returned (ruling 44)."""
+    if verdict["error"] is not None:
+        return failed(planned, clean_text(str(verdict["error"]))[0][:20_000])
+    text, marked = clean_text(encode_result(verdict["content"]))
+    return Result(planned, "complete", cut_result(text, ex.rt.settings.result_bytes), marked=marked)
 
 
 def failed(planned: Planned, text: str) -> Result:

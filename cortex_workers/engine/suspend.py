@@ -22,20 +22,22 @@ from cortex_workers.store.transitions import Guard, Move, Row
 from cortex_workers.store.unit import Unit
 
 
-def pause_for_approval(
+def pause(
     ex: Execution, waiting: Sequence[Planned], answered: Answered | None, turn_results: Sequence[Result] = ()
 ) -> Row:
-    """Pause the run on one checkpoint for all approval calls of the turn, results in hand included.
+    """Pause the run for calls of one kind, results in hand included; approvals get one checkpoint for all of them.
 
     Raises: LeaseLost (nothing is written).
     """
-    ttls = [ttl for item in waiting if (ttl := _ttl(ex, item.approval_ttl_s)) is not None]
+    ttls = [ttl for item in waiting if (ttl := _ttl(ex, item.ttl_s)) is not None]
     names = ", ".join(dict.fromkeys(item.call.name for item in waiting))
+    kind = waiting[0].waits_for or PendingKind.APPROVAL
+    approval = kind is PendingKind.APPROVAL
     question = _Question(
         transition="pause",
-        kind=CheckpointKind.TOOL_APPROVAL,
-        pending_kind=PendingKind.APPROVAL,
-        reason=f"approval required for: {names}",
+        kind=CheckpointKind.TOOL_APPROVAL if approval else None,
+        pending_kind=kind,
+        reason=f"approval required for: {names}" if approval else f"results wanted of: {names}",
         ttl_s=min(ttls) if ttls else None,
         on_expiry=_on_expiry(ex, waiting),
     )
@@ -59,13 +61,22 @@ def pause_uncertain(ex: Execution, item: Planned, why: str) -> Row:
     return _pause(ex, question, [item], Batch(ex))
 
 
+_REASONS = {
+    PendingKind.APPROVAL: SuspendReason.APPROVAL,
+    PendingKind.UNCERTAIN_EFFECT: SuspendReason.APPROVAL,
+    PendingKind.EXTERNAL: SuspendReason.EXTERNAL_TOOL,
+    PendingKind.ASK: SuspendReason.AGENT_REPLY,
+}
+"""The seed's three reasons; what a pause really asks is the kind of its calls (ruling 44)."""
+
+
 class _Question:
     """What one pause asks."""
 
     def __init__(
         self,
         transition: str,
-        kind: CheckpointKind,
+        kind: CheckpointKind | None,
         pending_kind: PendingKind,
         reason: str,
         ttl_s: float | None,
@@ -136,7 +147,7 @@ def _write_pause(
             "session_id": session_id,
             "ordinal": item.ordinal,
             "kind": question.pending_kind,
-            "answerable_by": "person",
+            "answerable_by": "machine" if question.pending_kind is PendingKind.EXTERNAL else "person",
             "payload": item.ready.canonical if item.ready is not None else None,
         }
         for item in waiting
@@ -147,7 +158,7 @@ def _write_pause(
         "session_id": session_id,
         "scope": ex.row["scope"],
         "run_revision": row["revision"],
-        "reason": SuspendReason.APPROVAL,
+        "reason": _REASONS[question.pending_kind],
         "step_index": step_index,
         "next_step": row["next_step"],
         "messages_upto": int(row["next_seq"]) - 1,
@@ -156,6 +167,8 @@ def _write_pause(
         "on_expiry": question.on_expiry,
     }
     suspensions.add(unit, suspension, question.ttl_s, pending)
+    if question.kind is None:
+        return
     tools = list(dict.fromkeys(item.call.name for item in waiting))
     checkpoint = {
         "id": ids["checkpoint_id"],

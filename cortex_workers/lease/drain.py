@@ -179,7 +179,11 @@ class Watchdog:
         if not others:
             return []
         holders = self._database.run(lambda unit: leases.reread(unit, [o.run_id for o in others]), lease=True)
-        return [term for term in others if (found := holders.get(term.run_id)) is not None and found.confirms(term)]
+        return [
+            term
+            for term in others
+            if (found := holders.get(term.run_id)) is not None and found.confirms(term)
+        ]
 
     def _tidy(self, terms: Collection[Term]) -> None:
         """Put back what was claimed in the last moment, and close the worker's row."""

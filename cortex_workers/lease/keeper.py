@@ -219,7 +219,9 @@ class LeaseKeeper:
             if holder is not None and holder.confirms(one.term):
                 telemetry.event("lease.unconfirmed", level="warning", run_id=one.term.run_id, error="locked")
             elif not one.is_ending and self._keeps(one):
-                telemetry.event("lease.lost", level="warning", run_id=one.term.run_id, revision=one.term.revision)
+                telemetry.event(
+                    "lease.lost", level="warning", run_id=one.term.run_id, revision=one.term.revision
+                )
                 self.forget(one)
                 one.lose()
 

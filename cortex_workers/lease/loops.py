@@ -146,7 +146,9 @@ class ThreadRunner:
         outcome: Outcome[T] = Outcome()
         context = contextvars.copy_context()
         threading.Thread(
-            target=lambda: context.run(self._run, function, outcome, on_late), name=f"tool-{name}", daemon=True
+            target=lambda: context.run(self._run, function, outcome, on_late),
+            name=f"tool-{name}",
+            daemon=True,
         ).start()
         try:
             return outcome.take(timeout_s)

@@ -115,6 +115,7 @@ class Announce(StrEnum):
     RUN_CANCELLED = "RunCancelled"
     CHECKPOINT_CREATED = "CheckpointCreated"
     CHECKPOINT_RESOLVED = "CheckpointResolved"
+    RESUME_ADMITTED = "ResumeAdmitted"
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,6 +327,27 @@ RUN: tuple[Transition, ...] = (
         announces=(Announce.CHECKPOINT_RESOLVED, Announce.RUN_FAILED),
         ends_pause_as="rejected",
         source="T10",
+    ),
+    Transition(
+        "admit",
+        (_PAUSED,),
+        _READY,
+        Fence.LIVE_PAUSE,
+        "An answer from outside was retained against this very pause.",
+        announces=(Announce.RESUME_ADMITTED,),
+        why="answer",
+        instruction=Instruction.ANSWER,
+        ends_pause_as="answered",
+        source="tables.md, ruling 41",
+    ),
+    Transition(
+        "expire_admission",
+        (_READY,),
+        RunState.FAILED,
+        Fence.REVISION,
+        "Somebody gave up on an answer that nobody had begun to work on.",
+        announces=(Announce.RUN_FAILED,),
+        source="ruling 41",
     ),
     Transition(
         "settle",

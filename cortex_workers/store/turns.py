@@ -15,20 +15,34 @@ from typing import Any
 from sqlalchemy import Interval, and_, case, func, literal, null, select, update
 
 from cortex_workers.schemas.lifecycle import transition
-from cortex_workers.store import announcing, clock, sessions, tables, transitions
+from cortex_workers.store import admissions, announcing, clock, sessions, tables, transitions
 from cortex_workers.store.transitions import Guard, Move, Row
 from cortex_workers.store.unit import Unit
 
 runs = tables.runs
 _WAITING = ("ready", "reclaimable")
+_HAND_BACKS = ("hand_back", "hand_back_reclaimable")
 
 
 def move(unit: Unit, name: str, run: Mapping[str, Any], guard: Guard, what: Move) -> Row | None:
     """Apply one transition to a run, its session's turn included; None when somebody else moved it first.
 
-    ``run`` needs ``id``, ``session_id`` and ``shared`` as last read.
+    ``run`` needs ``id``, ``session_id`` and ``shared`` as last read. A hand-back also takes back the start receipt
+    that its claim wrote (ruling 41).
     Writes: the run, its event, the session's completion order when the run ends, and the waits of a shared session.
     """
+    moved = _move(unit, name, run, guard, what)
+    if (
+        moved is not None
+        and guard.term is not None
+        and name in _HAND_BACKS
+        and moved["suspension_id"] is not None
+    ):
+        admissions.undo_start(unit, moved["id"], moved["suspension_id"], guard.term.revision)
+    return moved
+
+
+def _move(unit: Unit, name: str, run: Mapping[str, Any], guard: Guard, what: Move) -> Row | None:
     row, place = transition("run", name), None
     if row.ends:
         place = sessions.end_turn(unit, run["session_id"], what.session_messages)

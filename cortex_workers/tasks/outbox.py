@@ -31,6 +31,7 @@ class Hint:
     pool: str
     run_id: str
     revision: int
+    suspension_id: str | None = None
 
 
 class Outbox:

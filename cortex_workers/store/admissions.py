@@ -1,0 +1,248 @@
+"""The admission ledger: exact answers retained against exact pauses, and the receipts of what became of them.
+
+Source: seed suspension; rulings 41 to 43; runs.md 2.15.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import CTE, delete, func, literal, select
+from sqlalchemy.dialects.postgresql import insert
+
+from cortex_workers.schemas.admission import (
+    ClaimVersion,
+    ResumeAdmission,
+    ResumeAdmissionRequest,
+    ResumeExpiry,
+    ResumeStart,
+)
+from cortex_workers.store import tables
+from cortex_workers.store.transitions import Row
+from cortex_workers.store.unit import Unit
+
+admissions, receipts, pending_calls, suspensions = (
+    tables.resume_admissions,
+    tables.resume_receipts,
+    tables.pending_calls,
+    tables.suspensions,
+)
+
+
+def input_digest(data: bytes) -> str:
+    """SHA-256 over the exact retained bytes."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def add(unit: Unit, row: Mapping[str, Any]) -> Row:
+    """Retain an answer, in the transaction that leaves its pause.
+
+    Raises: IntegrityError when the pause has one already.
+    """
+    return dict(unit.execute(insert(admissions).values(**row).returning(*admissions.c)).mappings().one())
+
+
+def get(unit: Unit, run_id: str, suspension_id: str) -> Row | None:
+    """The answer retained for one pause."""
+    found = (
+        unit.execute(
+            select(admissions).where(
+                admissions.c.run_id == run_id, admissions.c.suspension_id == suspension_id
+            )
+        )
+        .mappings()
+        .first()
+    )
+    return dict(found) if found is not None else None
+
+
+def latest(unit: Unit, run_id: str) -> Row | None:
+    """The newest answer of a run, by its pause."""
+    found = (
+        unit.execute(
+            select(admissions)
+            .where(admissions.c.run_id == run_id)
+            .order_by(admissions.c.suspension_id.desc())
+            .limit(1)
+        )
+        .mappings()
+        .first()
+    )
+    return dict(found) if found is not None else None
+
+
+def page(unit: Unit, scope: str, run_id: str, after: str | None, limit: int) -> list[Row]:
+    """The answers of one run in its exact scope, in order of their pauses after the exclusive cursor."""
+    statement = select(admissions).where(admissions.c.scope == scope, admissions.c.run_id == run_id)
+    if after is not None:
+        statement = statement.where(admissions.c.suspension_id > after)
+    statement = statement.order_by(admissions.c.suspension_id).limit(limit)
+    return [dict(row) for row in unit.execute(statement).mappings()]
+
+
+def receipt(unit: Unit, run_id: str, suspension_id: str, kind: str) -> Row | None:
+    """One receipt of an admission: its start, expiry or closure."""
+    found = (
+        unit.execute(
+            select(receipts).where(
+                receipts.c.run_id == run_id,
+                receipts.c.suspension_id == suspension_id,
+                receipts.c.kind == kind,
+            )
+        )
+        .mappings()
+        .first()
+    )
+    return dict(found) if found is not None else None
+
+
+def add_receipt(unit: Unit, row: Mapping[str, Any]) -> bool:
+    """Write a receipt once; False when one that excludes it is there."""
+    made = unit.execute(
+        insert(receipts).values(**row).on_conflict_do_nothing().returning(receipts.c.run_id)
+    ).first()
+    return made is not None
+
+
+def starts_of(moved: CTE) -> CTE:
+    """The start receipts of the admissions that a claim takes up; part of the claim's own statement (ruling 41)."""
+    chosen = (
+        select(
+            moved.c.id,
+            moved.c.suspension_id,
+            literal("start"),
+            admissions.c.request_digest,
+            moved.c.revision,
+        )
+        .join(
+            admissions,
+            (admissions.c.run_id == moved.c.id) & (admissions.c.suspension_id == moved.c.suspension_id),
+        )
+        .where(moved.c.instruction == "answer")
+    )
+    return (
+        insert(receipts)
+        .from_select(["run_id", "suspension_id", "kind", "digest", "run_revision"], chosen)
+        .on_conflict_do_nothing()
+        .returning(receipts.c.run_id)
+        .cte("started")
+    )
+
+
+def undo_start(unit: Unit, run_id: str, suspension_id: str, revision: int) -> None:
+    """Take back the start receipt that a claim wrote, in the hand-back that dispatched nothing."""
+    unit.execute(
+        delete(receipts).where(
+            receipts.c.run_id == run_id,
+            receipts.c.suspension_id == suspension_id,
+            receipts.c.kind == "start",
+            receipts.c.run_revision == revision,
+        )
+    )
+
+
+def answers(unit: Unit, run_id: str, call_ids: Sequence[str]) -> dict[str, Row]:
+    """What came in, or did not come in time, for calls that waited for somebody outside; by call id.
+
+    ``outcome`` is answered (with ``content`` or ``error``) or expired (with ``note``).
+    """
+    statement = (
+        select(
+            pending_calls.c.call_id,
+            suspensions.c.ended_as,
+            suspensions.c.expires_at,
+            admissions.c.input,
+        )
+        .join(suspensions, suspensions.c.id == pending_calls.c.suspension_id)
+        .outerjoin(
+            admissions,
+            (admissions.c.run_id == pending_calls.c.run_id)
+            & (admissions.c.suspension_id == pending_calls.c.suspension_id),
+        )
+        .where(
+            pending_calls.c.run_id == run_id,
+            pending_calls.c.call_id.in_(list(call_ids)),
+            pending_calls.c.kind == "external",
+        )
+        .order_by(pending_calls.c.suspension_id)
+    )
+    found: dict[str, Row] = {}
+    for row in unit.execute(statement).mappings():
+        answer = _answer(dict(row))
+        if answer is not None:
+            found[row["call_id"]] = answer
+    return found
+
+
+def _answer(row: Row) -> Row | None:
+    if row["input"] is not None:
+        for item in json.loads(bytes(row["input"]))["tool_results"]:
+            if item["tool_call_id"] == row["call_id"]:
+                return {"outcome": "answered", "content": item.get("content"), "error": item.get("error")}
+    if row["ended_as"] == "expired":
+        return {
+            "outcome": "expired",
+            "note": f"nobody answered before {row['expires_at']:%Y-%m-%d %H:%M:%S} UTC",
+        }
+    return None
+
+
+def unstarted(unit: Unit, run_id: str, suspension_id: str) -> bool:
+    """Whether an admitted answer waits for its first start."""
+    return bool(
+        unit.scalar(
+            select(func.count())
+            .select_from(admissions)
+            .where(
+                admissions.c.run_id == run_id,
+                admissions.c.suspension_id == suspension_id,
+                ~select(receipts.c.run_id)
+                .where(receipts.c.run_id == run_id, receipts.c.suspension_id == suspension_id)
+                .exists(),
+            )
+        )
+    )
+
+
+def to_admission(row: Row, fresh: bool = False) -> ResumeAdmission:
+    """The public type of a retained answer."""
+    version = ClaimVersion(
+        run_id=row["run_id"], suspension_id=row["suspension_id"], run_revision=row["run_revision"]
+    )
+    return ResumeAdmission(
+        request=ResumeAdmissionRequest(scope=row["scope"], version=version, input=bytes(row["input"])),
+        request_digest=row["request_digest"],
+        suspension_digest=row["suspension_digest"],
+        claimed_revision=row["claimed_revision"],
+        admitted_at=row["admitted_at"],
+        admitted_by=row["admitted_by"],
+        door=row["door"],
+        fresh=fresh,
+    )
+
+
+def to_start(admission: Row, row: Row, fresh: bool = False) -> ResumeStart:
+    """The public type of a start receipt."""
+    return ResumeStart(
+        version=to_admission(admission).request.version,
+        scope=admission["scope"],
+        request_digest=row["digest"],
+        started_at=row["at"],
+        fresh=fresh,
+    )
+
+
+def to_expiry(admission: Row, row: Row, fresh: bool = False) -> ResumeExpiry:
+    """The public type of an expiry receipt."""
+    return ResumeExpiry(
+        version=to_admission(admission).request.version,
+        scope=admission["scope"],
+        request_digest=row["digest"],
+        event_id=row["event_id"],
+        run_revision=row["run_revision"],
+        expired_at=row["at"],
+        fresh=fresh,
+    )
