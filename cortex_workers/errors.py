@@ -283,6 +283,22 @@ class LeaseLost(Interruption):
     code = "lease_lost"
 
 
+class DeferredModelCall(Interruption):
+    """The model call waits for somebody; a model client raises this instead of answering.
+
+    ``kind`` names what is waited for, ``reason`` is shown to a person, ``ttl`` (timedelta) is the deadline. With
+    ``poll_after`` (timedelta) nobody is asked: the same call is made again then, and gets ``ref`` back.
+    Source: runs.md 6.9; ruling 50.
+    """
+
+    code = "deferred_model_call"
+    kind: str = "deferred"
+    reason: str | None = None
+    ttl: Any = None
+    ref: str | None = None
+    poll_after: Any = None
+
+
 class RefusedForNow(Interruption):
     """The run cannot go on right now and was handed back; ``retry_in_s`` says when to look again."""
 

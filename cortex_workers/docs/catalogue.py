@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from cortex_workers.docs.blocks import Render
+from cortex_workers.docs.commands import commands
 from cortex_workers.docs.errors import errors
 from cortex_workers.docs.invariants import invariants
 from cortex_workers.docs.lifecycle import lifecycle
@@ -14,6 +15,7 @@ from cortex_workers.docs.telemetry import events, metrics, probes, spans
 
 BLOCKS: dict[str, Render] = {
     "client-verbs": client_verbs,
+    "commands": commands,
     "errors": errors,
     "events": events,
     "invariants": invariants,

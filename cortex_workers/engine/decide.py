@@ -19,7 +19,7 @@ from cortex_workers.errors import (
     SuspensionExpired,
 )
 from cortex_workers.schemas.agent import AgentDefinition
-from cortex_workers.schemas.checkpoint import Checkpoint, Decision
+from cortex_workers.schemas.checkpoint import Checkpoint, CheckpointKind, Decision
 from cortex_workers.schemas.ids import CHECKPOINT
 from cortex_workers.store import checkpoints, runs, sessions, suspensions, tables, transcript, turns
 from cortex_workers.store.transitions import Guard, Move, Row
@@ -52,7 +52,8 @@ def decide(
     if recorded is not None:
         return recorded
     decision_shape.check(pause.checkpoint["kind"], pause.pending, pause.agent, decision)
-    ends = not decision.approved and pause.agent.on_rejection == "fail"
+    deferred = pause.checkpoint["kind"] == CheckpointKind.DEFERRED_MODEL_CALL
+    ends = not decision.approved and (deferred or pause.agent.on_rejection == "fail")
 
     def work(unit: Unit) -> Checkpoint | None:
         return _write(unit, pause, decision, principal, ends)
@@ -126,7 +127,9 @@ def _move_run(unit: Unit, pause: Pause, decision: Decision, ends: bool) -> Row |
     actor = decision.actor
     if not ends:
         data = {"checkpoint_id": pause.checkpoint["id"], "approved": decision.approved}
-        return turns.move(unit, "decide", pause.run, guard, Move(actor=actor, data=data))
+        deferred = pause.checkpoint["kind"] == CheckpointKind.DEFERRED_MODEL_CALL
+        name = "repeat" if deferred else "decide"
+        return turns.move(unit, name, pause.run, guard, Move(actor=actor, data=data))
     values = {
         "error_code": "checkpoint_rejected",
         "error_text": f"checkpoint rejected: {_reason(pause, decision)}"[:4000],

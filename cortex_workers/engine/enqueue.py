@@ -217,6 +217,9 @@ def store_page(
     """One page in one unit: sessions, ranks, runs, specs, events. Lock order: session, tenants, run."""
     places = _sessions(unit, items, current)
     ranks = _ranks(unit, items)
+    shared = {place.session_id: place.serial for place in places.values() if place.shared}
+    for session_id in sorted(shared):
+        sessions.share(unit, session_id, shared[session_id])
     rows, specs = [], []
     # Ascending ids, so that two who store the same ones wait for one another and not each for the other.
     for item in sorted(items, key=lambda item: item.run_id):
@@ -224,7 +227,7 @@ def store_page(
         rows.append(_row(item, agent, places[item.run_id], ranks[item.run_id]))
         specs.append(_spec(item, principal))
     made = runs.insert_runs(unit, rows, specs, Move())
-    for session_id in sorted({place.session_id for place in places.values() if place.shared}):
+    for session_id in sorted(shared):
         turns.recompute(unit, session_id)
     return {
         row["id"]: Enqueued(
@@ -249,7 +252,8 @@ class _Place:
 
 
 def _sessions(unit: Unit, items: Sequence[_Item], current: dict[str, CurrentAgent]) -> dict[str, _Place]:
-    own, joined = [], []
+    own: list[dict[str, Any]] = []
+    joined: dict[tuple[str, str, str], list[_Item]] = {}
     places: dict[str, _Place] = {}
     for item in items:
         if item.request.session is None:
@@ -257,10 +261,14 @@ def _sessions(unit: Unit, items: Sequence[_Item], current: dict[str, CurrentAgen
             own.append({"id": session_id, "scope": item.scope.text, "agent": item.request.agent})
             places[item.run_id] = _Place(session_id, 1, shared=False, serial=False)
         else:
-            joined.append((_session_id(unit, item), item))
+            joined.setdefault((item.scope.text, item.request.agent, item.request.session), []).append(item)
     sessions.create_own(unit, own)
-    for session_id in sorted({session_id for session_id, _ in joined}):
-        mine = [item for found, item in joined if found == session_id]
+    # Keys in one order, so that two who create the same sessions wait for one another and not each for the other.
+    members: dict[str, list[_Item]] = {}
+    for key in sorted(joined):
+        members.setdefault(_session_id(unit, joined[key][0]), []).extend(joined[key])
+    for session_id in sorted(members):
+        mine = members[session_id]
         places.update(_join(unit, session_id, mine, current[mine[0].request.agent].definition))
     return places
 
@@ -306,7 +314,6 @@ def _join(
     assert row is not None
     _refuse_closed(row)
     serial = definition.turns == "serial"
-    sessions.share(unit, session_id, serial)
     last = sessions.take_turn_seqs(unit, session_id, len(items))
     first = last - len(items) + 1
     return {

@@ -15,7 +15,7 @@ from cortex_workers.host import ParsedArguments, Tool
 from cortex_workers.lease.keeper import Held
 from cortex_workers.schemas.agent import AgentDefinition, ToolSpec
 from cortex_workers.schemas.lease import Term
-from cortex_workers.schemas.llm import Message, ToolCall, Usage
+from cortex_workers.schemas.llm import Deferral, Message, ToolCall, Usage
 from cortex_workers.schemas.suspension import PendingKind
 from cortex_workers.store.transitions import Row
 
@@ -101,6 +101,7 @@ class Execution:
     last_message_seq: int | None = None
     last_step_index: int = 0
     next_seq: int = 0
+    deferral: Deferral | None = None
 
     @property
     def run_id(self) -> str:

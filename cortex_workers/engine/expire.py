@@ -76,6 +76,21 @@ def cancel_unstarted(rt: Runtime, run_id: str) -> bool:
     return rt.database.run(work)
 
 
+def poll(rt: Runtime, suspension_id: str) -> bool:
+    """Make a run ready whose deferred model call is due to be asked again; false when somebody moved it first."""
+
+    def work(unit: Unit) -> bool:
+        suspension = suspensions.get(unit, suspension_id)
+        run = runs.get(unit, suspension["run_id"]) if suspension is not None else None
+        if suspension is None or run is None or suspension["next_poll_at"] is None:
+            return False
+        sessions.touch(unit, run["session_id"])
+        guard = Guard(suspension_id=suspension_id, revision=run["revision"])
+        return turns.move(unit, "poll", run, guard, Move(actor=SWEEPER)) is not None
+
+    return rt.database.run(work)
+
+
 def lapse(rt: Runtime, run_id: str) -> bool:
     """Take a run from a worker whose lease ran out; false when it was renewed or moved in time."""
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cortex_workers import probes, telemetry
-from cortex_workers.engine import persist
+from cortex_workers.engine import persist, storable
 from cortex_workers.engine.batch import Batch
 from cortex_workers.engine.execution import Answered, Execution
 from cortex_workers.errors import CortexError, LeaseLost
@@ -34,7 +34,7 @@ def fail(ex: Execution, failure: CortexError) -> Row:
 
     Raises: LeaseLost (nothing is written).
     """
-    values = {"error_code": failure.code, "error_text": failure.message[:4000]}
+    values = {"error_code": failure.code, "error_text": storable.text(failure.message[:4000])}
     return _end(ex, "fail", Batch(ex), values, {"code": failure.code})
 
 

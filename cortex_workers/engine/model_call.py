@@ -15,9 +15,16 @@ from typing import Any
 from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_after_attempt
 
 from cortex_workers import probes, telemetry
-from cortex_workers.engine import boundary
+from cortex_workers.engine import boundary, storable
 from cortex_workers.engine.execution import Answered, Execution
-from cortex_workers.errors import LeaseLost, ModelFailed, ModelUnavailable, RefusedForNow, RunInterrupted
+from cortex_workers.errors import (
+    DeferredModelCall,
+    LeaseLost,
+    ModelFailed,
+    ModelUnavailable,
+    RefusedForNow,
+    RunInterrupted,
+)
 from cortex_workers.host import clean_text
 from cortex_workers.ports import ModelClient
 from cortex_workers.schemas.ids import TOOL_CALL
@@ -68,6 +75,7 @@ def _request(ex: Execution, tools: tuple[str, ...]) -> ModelRequest:
         timeout_s=agent.model_timeout_s or ex.rt.settings.model_timeout_s,
         run_id=ex.run_id,
         step=ex.next_step,
+        deferral=ex.deferral,
     )
 
 
@@ -80,7 +88,7 @@ def _once(ex: Execution, client: ModelClient, request: ModelRequest) -> ModelRep
         if inspect.isawaitable(answer):
             return _on_loop(ex, _await, answer, request)
         return answer
-    except (ModelUnavailable, ModelFailed, LeaseLost, RefusedForNow, boundary.HandOff):
+    except (ModelUnavailable, ModelFailed, LeaseLost, RefusedForNow, DeferredModelCall, boundary.HandOff):
         raise
     except TimeoutError as error:
         raise ModelUnavailable(f"the model did not answer within {request.timeout_s:g} s") from error
@@ -149,15 +157,15 @@ def _answered(ex: Execution, reply: ModelReply, request: ModelRequest, started: 
     calls = []
     for call in reply.tool_calls:
         name, bad_name = clean_text(call.name)
-        arguments, bad_arguments = clean_text(call.arguments)
+        arguments, bad_arguments = storable.arguments(call.arguments)
         marked = marked or bad_name or bad_arguments
         calls.append(ToolCall(id=_unique(ex, call.id), name=name, arguments=arguments))
     message = Message(role="assistant", content=content, tool_calls=tuple(calls), raw=_with_ids(reply, calls))
     return Answered(
         message=message,
         usage=reply.usage.model_copy(update={"requests": reply.usage.requests or 1}),
-        model=reply.model or request.model,
-        finish_reason=reply.finish_reason,
+        model=storable.text(reply.model or request.model),
+        finish_reason=storable.text(reply.finish_reason),
         started_at=started,
         marked=marked,
     )
@@ -176,7 +184,8 @@ def _unique(ex: Execution, provided: str) -> str:
 
 def _with_ids(reply: ModelReply, calls: list[ToolCall]) -> dict[str, Any] | None:
     """The provider's opaque items; its own call ids are kept where ours differ, by position."""
+    raw = storable.document(reply.raw)
     theirs = [call.id for call in reply.tool_calls]
     if theirs == [call.id for call in calls]:
-        return reply.raw
-    return {**(reply.raw or {}), "provider_call_ids": theirs}
+        return raw
+    return {**(raw or {}), "provider_call_ids": storable.document(theirs)}

@@ -171,6 +171,7 @@ def _claim(rt: Runtime, statement: Callable[[Unit], list[Row]]) -> Claimed | Non
     probes.reach("claim.after_commit")
     for row in rows:
         telemetry.CLAIMS.labels(row["before"]).inc()
+        telemetry.event("run.claimed", "debug", run_id=row["id"], revision=row["revision"])
         if row["queue_class"] == "start":
             rt.slots.note_start_rank(int(row["rank"]))
     if rt.drain.is_set():

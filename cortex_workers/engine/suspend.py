@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cortex_workers import probes, telemetry
-from cortex_workers.engine import persist
+from cortex_workers.engine import persist, storable
 from cortex_workers.engine.batch import Batch
 from cortex_workers.engine.execution import Answered, Execution, Planned, Result
-from cortex_workers.errors import LeaseLost, RefusedForNow
+from cortex_workers.errors import DeferredModelCall, LeaseLost, RefusedForNow
 from cortex_workers.schemas.base import digest
 from cortex_workers.schemas.checkpoint import CheckpointKind
 from cortex_workers.schemas.ids import CHECKPOINT, SUSPENSION, new_id
@@ -56,9 +56,30 @@ def pause_uncertain(ex: Execution, item: Planned, why: str) -> Row:
         reason=f"outcome unknown of: {item.call.name}",
         ttl_s=None,
         on_expiry="fail",
-        metadata={"why": why[:500], "attempt": int(item.row.get("attempt", 1))},
+        metadata={"why": storable.text(why[:500]), "attempt": int(item.row.get("attempt", 1))},
     )
     return _pause(ex, question, [item], Batch(ex))
+
+
+def pause_deferred(ex: Execution, deferral: DeferredModelCall) -> Row:
+    """Pause the run because its model client put the call off: a person is asked, or the call is made again later.
+
+    The step was not taken: no step row, no tokens, the same index again (runs.md 6.9).
+    Raises: LeaseLost (nothing is written).
+    """
+    asks = deferral.poll_after is None
+    own = deferral.ttl.total_seconds() if deferral.ttl is not None else None
+    question = _Question(
+        transition="pause",
+        kind=CheckpointKind.DEFERRED_MODEL_CALL if asks else None,
+        pending_kind=PendingKind.APPROVAL if asks else PendingKind.EXTERNAL,
+        reason=(deferral.reason or f"the model call waits: {deferral.kind}")[:500],
+        ttl_s=_ttl(ex, own),
+        on_expiry="fail",
+        metadata={"kind": str(CheckpointKind.DEFERRED_MODEL_CALL), "deferral_kind": deferral.kind[:100]},
+        deferral=deferral,
+    )
+    return _pause(ex, question, (), Batch(ex))
 
 
 _REASONS = {
@@ -82,6 +103,7 @@ class _Question:
         ttl_s: float | None,
         on_expiry: str,
         metadata: Mapping[str, Any] | None = None,
+        deferral: DeferredModelCall | None = None,
     ) -> None:
         self.transition = transition
         self.kind = kind
@@ -90,6 +112,7 @@ class _Question:
         self.ttl_s = ttl_s
         self.on_expiry = on_expiry
         self.metadata = dict(metadata or {})
+        self.deferral = deferral
 
 
 def _ttl(ex: Execution, own: float | None) -> float | None:
@@ -138,7 +161,7 @@ def _write_pause(
     ids: Mapping[str, str],
 ) -> None:
     run_id, session_id = ex.run_id, ex.row["session_id"]
-    step_index = waiting[0].step_index if waiting[0].row else max(int(row["next_step"]) - 1, 0)
+    step_index = _step_of(question, waiting, row)
     pending = [
         {
             "suspension_id": ids["suspension_id"],
@@ -166,7 +189,15 @@ def _write_pause(
         "digest": digest([[item.call.id, item.call.name, item.call.arguments] for item in waiting]),
         "on_expiry": question.on_expiry,
     }
-    suspensions.add(unit, suspension, question.ttl_s, pending)
+    deferral = question.deferral
+    if deferral is not None:
+        suspension.update(deferral_kind=deferral.kind[:100], deferral_ref=deferral.ref)
+    poll_s = (
+        deferral.poll_after.total_seconds()
+        if deferral is not None and deferral.poll_after is not None
+        else None
+    )
+    suspensions.add(unit, suspension, question.ttl_s, pending, poll_s)
     if question.kind is None:
         return
     tools = list(dict.fromkeys(item.call.name for item in waiting))
@@ -182,6 +213,13 @@ def _write_pause(
         "metadata": {"suspension_id": ids["suspension_id"], "tools": tools, **question.metadata},
     }
     checkpoints.open_(unit, checkpoint, int(row["revision"]))
+
+
+def _step_of(question: _Question, waiting: Sequence[Planned], row: Row) -> int:
+    """The step that asked: that of the calls, or the one that a deferred model call has not taken yet."""
+    if question.deferral is not None:
+        return int(row["next_step"])
+    return waiting[0].step_index if waiting[0].row else max(int(row["next_step"]) - 1, 0)
 
 
 def _let_go(

@@ -6,6 +6,7 @@ Source: rulings 31, 32; celery.md 5.
 from __future__ import annotations
 
 import atexit
+import itertools
 import mmap
 import os
 import threading
@@ -123,27 +124,34 @@ class Watchdog:
         self._keeper, self._slots, self._database, self._drain = keeper, slots, database, drain
         self._drain_s = settings.drain_s
         self._flush = flush
-        self._started = False
-        self._expired = threading.Event()
+        self._lock = threading.Lock()
+        self._starts = itertools.count()
+        self._expired = False
         self._stood_down = threading.Event()
-        # Once the fence is tripped the main thread may find all its work done: it must not leave before the statement.
-        atexit.register(self._let_expire)
+        atexit.register(self.stand_down)
 
     def start(self) -> None:
         """Begin to drain, with the deadline from now; twice is harmless. Safe inside a signal handler, gevent's too."""
         self._drain.set()
-        if not self._started:
-            self._started = True
+        # One step, since a handler must take no lock: it may have interrupted the thread that holds it.
+        if next(self._starts) == 0:
             start_real("drain-watchdog", self._watch)
 
     def stand_down(self) -> None:
-        """Give up the deadline, for a process that goes on after its drain."""
-        self._stood_down.set()
-        atexit.unregister(self._let_expire)
+        """Give up the deadline, at the end of a process or for one that goes on after its drain.
 
-    def expire(self) -> NoReturn:
+        Too late, it does not return: once the fence is tripped the main thread may find all its work done, and must
+        not leave before the hand-off.
+        """
+        with self._lock:
+            if not self._expired:
+                self._stood_down.set()
+        if self._expired:
+            self._stood_down.wait(HAND_OFF_S + 4 * FLUSH_S)
+        atexit.unregister(self.stand_down)
+
+    def _expire(self) -> NoReturn:
         """The deadline passed: let nothing enter, stop all that runs here, hand it off, send the hints, leave."""
-        self._expired.set()
         self._slots.close()
         terms = self._keeper.trip()
         handed_off = _within(HAND_OFF_S, lambda: self._hand_off(terms))
@@ -153,8 +161,11 @@ class Watchdog:
 
     def _watch(self) -> None:
         start_real("drain-mark", self._mark)
-        if not self._stood_down.wait(self._drain_s):
-            self.expire()
+        self._stood_down.wait(self._drain_s)
+        with self._lock:
+            self._expired = not self._stood_down.is_set()
+        if self._expired:
+            self._expire()
 
     def _mark(self) -> None:
         telemetry.event("worker.draining", held=len(self._keeper.terms()), deadline_s=self._drain_s)
@@ -191,10 +202,6 @@ class Watchdog:
         telemetry.event("worker.watchdog", level="warning", handed_off=len(terms))
         self._database.run(lambda unit: leases.hand_back_strays(unit, owner, terms, owner), lease=True)
         self._database.run(lambda unit: workers.end(unit, owner, "watchdog"), lease=True)
-
-    def _let_expire(self) -> None:
-        if self._expired.is_set():
-            self._stood_down.wait(HAND_OFF_S + 4 * FLUSH_S)
 
 
 def _within(seconds: float, work: Callable[[], None]) -> bool:

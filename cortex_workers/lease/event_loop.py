@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 
 import anyio
 
-from cortex_workers.lease.outcome import Late, Outcome
+from cortex_workers.lease.outcome import Late, Outcome, wait_for
 from cortex_workers.lease.threads import start_real
 
 T = TypeVar("T")
@@ -135,7 +135,7 @@ class EventLoop:
             if self._loop is None:
                 ready: Future[asyncio.AbstractEventLoop] = Future()
                 start_real(f"loop-{self.name}", lambda: self._main(ready))
-                self._loop = ready.result()
+                self._loop = wait_for(ready, None)
             return self._loop
 
     def _main(self, ready: Future[asyncio.AbstractEventLoop]) -> None:

@@ -5,13 +5,35 @@ Source: ruling 8 (late results).
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from typing import Any, Generic, TypeVar
 
+from cortex_workers.lease.threads import is_patched
+
 T = TypeVar("T")
+_GREENLET_LOOKS_S = 0.5
 Late = Callable[[Any], None]
 """Gets what a call returned, or the exception it raised, after nobody waited for it any more."""
+
+
+def wait_for(future: Future[T], timeout_s: float | None) -> T:
+    """The result of a future.
+
+    Raises: TimeoutError, CancelledError, and what the future holds.
+    """
+    if not is_patched():
+        return future.result(timeout_s)
+    # A greenlet must not wait for another thread alone: its hub sees nothing coming, and calls that the end.
+    end = math.inf if timeout_s is None else time.monotonic() + timeout_s
+    while (left := end - time.monotonic()) > _GREENLET_LOOKS_S:
+        try:
+            return future.result(_GREENLET_LOOKS_S)
+        except TimeoutError:
+            continue
+    return future.result(max(0.0, left))
 
 
 class Overdue(Exception):
@@ -34,7 +56,7 @@ class Outcome(Generic[T]):
         Raises: what the call raised, Overdue past the timeout, GivenUp when it was abandoned meanwhile.
         """
         try:
-            value, error = self._future.result(timeout_s)
+            value, error = wait_for(self._future, timeout_s)
         except CancelledError:
             raise GivenUp() from None
         except TimeoutError:

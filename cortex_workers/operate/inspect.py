@@ -6,6 +6,7 @@ Source: house.md 3.3 (labels derived only from what the rows prove); ruling 58.
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Any
 
 from cortex_workers.engine.runtime import Runtime
 from cortex_workers.engine.validate import checked_id
@@ -13,9 +14,10 @@ from cortex_workers.errors import RunNotFound
 from cortex_workers.operate.hint import next_step_hint
 from cortex_workers.operate.story import Entry, entries
 from cortex_workers.schemas.base import Document
+from cortex_workers.schemas.checkpoint import Checkpoint
 from cortex_workers.schemas.ids import RUN
 from cortex_workers.schemas.run import Run
-from cortex_workers.store import overview, runs
+from cortex_workers.store import overview, runs, transcript
 
 
 class Timeline(Document):
@@ -41,3 +43,14 @@ def timeline(rt: Runtime, run_id: str, scope: str, most: int | None = 200) -> Ti
     return Timeline(
         run=runs.to_run(traces.run), now=traces.now, next=hint, entries=tuple(entries(traces, most))
     )
+
+
+_EVIDENCE = ("call_id", "tool", "state", "attempt", "term_owner", "started_at", "late_result", "late_at")
+
+
+def evidence(rt: Runtime, checkpoint: Checkpoint) -> list[dict[str, Any]]:
+    """What is known of the calls that a checkpoint asks about: who began them and when, and what came too late."""
+    asked = {call.call_id for call in checkpoint.pending}
+    with rt.database.read() as unit:
+        rows = transcript.load_calls(unit, checkpoint.run_id)
+    return [{name: row[name] for name in _EVIDENCE} for row in rows if row["call_id"] in asked]

@@ -38,6 +38,8 @@ def make_engine(settings: Settings, size: int) -> Engine:
         "keepalives_idle": 30,
         "keepalives_interval": 10,
         "keepalives_count": 3,
+        # Keepalives are silent while a statement is on its way; without this a cut network holds a renewal for minutes.
+        "tcp_user_timeout": 15_000,
         "application_name": f"cortex-workers:{os.getpid()}",
         # None: never prepare by itself, so that a pooler in transaction mode is safe (celery.md 18).
         "prepare_threshold": 5 if settings.db_prepare else None,

@@ -49,7 +49,7 @@ def current(database_url: str) -> str | None:
 
 
 def upgrade(database_url: str) -> str:
-    """Migrate to the newest revision, in one transaction, and return it.
+    """Migrate to the newest revision, in one transaction, and return it; a database that is newer stays as it is.
 
     Raises: StoreUnavailable when the database cannot be reached.
     """
@@ -58,6 +58,9 @@ def upgrade(database_url: str) -> str:
         with engine.begin() as connection:
             connection.execute(text("select pg_advisory_xact_lock(:key)"), {"key": _LOCK})
             config = _config()
+            found = MigrationContext.configure(connection).get_current_revision()
+            if found is not None and not _is_known(found):
+                return found
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
     except OperationalError as error:
@@ -73,12 +76,17 @@ def require_current(database_url: str) -> None:
     Raises: SchemaBehind, StoreUnavailable.
     """
     found, wanted = current(database_url), head()
-    known = {script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions()}
-    if found == wanted or (found is not None and found not in known):
+    if found == wanted or (found is not None and not _is_known(found)):
         return
     raise SchemaBehind(
         f"the database schema is at {found or 'nothing'}, this code needs {wanted}; run `cortex-workers migrate`"
     )
+
+
+def _is_known(revision: str) -> bool:
+    """Whether this code knows a revision; one that it does not know was made by newer code."""
+    known = ScriptDirectory.from_config(_config()).walk_revisions()
+    return revision in {script.revision for script in known}
 
 
 def _first_line(error: Exception) -> str:

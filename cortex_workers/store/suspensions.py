@@ -20,14 +20,23 @@ from cortex_workers.store.unit import Unit
 suspensions, pending_calls, tool_calls = tables.suspensions, tables.pending_calls, tables.tool_calls
 
 
-def add(unit: Unit, row: Mapping[str, Any], ttl_s: float | None, pending: Sequence[Mapping[str, Any]]) -> Row:
+def add(
+    unit: Unit,
+    row: Mapping[str, Any],
+    ttl_s: float | None,
+    pending: Sequence[Mapping[str, Any]],
+    poll_s: float | None = None,
+) -> Row:
     """Write a pause with its calls; the deadline is computed by the database, once.
 
     Raises: IntegrityError when the run has a live pause already.
     """
     expires = clock.wall() + timedelta(seconds=ttl_s) if ttl_s is not None else None
+    poll = clock.wall() + timedelta(seconds=poll_s) if poll_s is not None else None
     made = (
-        unit.execute(insert(suspensions).values(**row, expires_at=expires).returning(*suspensions.c))
+        unit.execute(
+            insert(suspensions).values(**row, expires_at=expires, next_poll_at=poll).returning(*suspensions.c)
+        )
         .mappings()
         .one()
     )

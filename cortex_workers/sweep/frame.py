@@ -39,6 +39,7 @@ class Pass:
 PASSES: tuple[Pass, ...] = (
     Pass("lapses", lapsed.sweep_lapses),
     Pass("start_by", expired.sweep_start_by),
+    Pass("polls", expired.sweep_polls),
     Pass("expiries", expired.sweep_expiries),
     Pass("waits", waits.sweep_waits),
     Pass("hints", hints.sweep_hints),
@@ -118,7 +119,8 @@ def _take_and_do(rt: Runtime, each: Pass, by: str, force: bool) -> PassRun | Non
     run = PassRun(rt, each.name, taken.cursor)
     began = time.monotonic()
     try:
-        each.work(run)
+        with telemetry.span("cortex.sweep", sweep=each.name):
+            each.work(run)
     except Unavailable:
         raise
     except Exception as error:  # noqa: BLE001  one broken pass must not keep the others from their rows

@@ -229,7 +229,9 @@ class _FromEnvironment(Mapping[str, Any]):
 
 
 class FleetCelery(Celery):  # type: ignore[misc]  # Celery ships no types
-    """Celery with our worker program and without results."""
+    """Celery with our worker program, with events that never block, and without results."""
+
+    events_cls = "cortex_workers.tasks.events:FleetEvents"
 
     # Said here because Celery prefers its environment to the setting.
     backend_cls = "disabled"

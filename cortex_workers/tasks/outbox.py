@@ -1,4 +1,4 @@
-"""Hints of this process that wait to be sent: bounded, and empty again in a forked child.
+"""What waits to be sent by a thread of its own: bounded, oldest dropped.
 
 Putting never waits for sending: the lock is held for moments only.
 Source: ruling 21.
@@ -11,55 +11,43 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from cortex_workers import telemetry
 from cortex_workers.lease.threads import is_patched
-from cortex_workers.tasks.routes import Kind, QueueKind
 
+T = TypeVar("T")
 _WAIT_S = 0.5
 """Under gevent a wake-up from a thread of the operating system may not reach a greenlet; it looks again this often."""
 
 
-@dataclass(frozen=True, slots=True)
-class Hint:
-    """One message to be."""
+class Outbox(Generic[T]):
+    """Things to send, in order of arrival; when it is full the oldest goes, counted under ``why``."""
 
-    task: str
-    queue: QueueKind
-    kind: Kind
-    pool: str
-    run_id: str
-    revision: int
-    suspension_id: str | None = None
-
-
-class Outbox:
-    """Hints in order of arrival; when it is full the oldest goes."""
-
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, why: str) -> None:
         self.pid = os.getpid()
         self._limit = limit
-        self._hints: deque[Hint] = deque()
+        self._why = why
+        self._items: deque[T] = deque()
         self._taken = 0
         self._changed = threading.Condition()
         self._closed = False
 
-    def put(self, hint: Hint) -> None:
+    def put(self, item: T) -> None:
         """Add one, dropping the oldest when there is no room."""
         with self._changed:
-            if len(self._hints) >= self._limit:
-                self._hints.popleft()
-                telemetry.PUBLISH_DROPPED.labels("queue_full").inc()
-            self._hints.append(hint)
+            if len(self._items) >= self._limit:
+                self._items.popleft()
+                telemetry.PUBLISH_DROPPED.labels(self._why).inc()
+            self._items.append(item)
             self._changed.notify_all()
 
-    def take(self, most: int) -> list[Hint]:
-        """Wait for hints and take some; an empty list means closed and empty. `done` or `give_back` follows."""
+    def take(self, most: int) -> list[T]:
+        """Wait for things and take some; an empty list means closed and empty. `done` or `give_back` follows."""
         with self._changed:
-            while not self._hints and not self._closed:
+            while not self._items and not self._closed:
                 self._changed.wait(_WAIT_S if is_patched() else None)
-            batch = [self._hints.popleft() for _ in range(min(most, len(self._hints)))]
+            batch = [self._items.popleft() for _ in range(min(most, len(self._items)))]
             self._taken = len(batch)
             return batch
 
@@ -69,14 +57,14 @@ class Outbox:
             self._taken = 0
             self._changed.notify_all()
 
-    def give_back(self, hints: Sequence[Hint]) -> None:
+    def give_back(self, items: Sequence[T]) -> None:
         """Put unsent ones back to the front, as far as there is room."""
         with self._changed:
-            room = max(0, self._limit - len(self._hints))
-            kept = hints[-room:] if room else []
-            if len(kept) < len(hints):
-                telemetry.PUBLISH_DROPPED.labels("queue_full").inc(len(hints) - len(kept))
-            self._hints.extendleft(reversed(kept))
+            room = max(0, self._limit - len(self._items))
+            kept = items[-room:] if room else []
+            if len(kept) < len(items):
+                telemetry.PUBLISH_DROPPED.labels(self._why).inc(len(items) - len(kept))
+            self._items.extendleft(reversed(kept))
             self._taken = 0
             self._changed.notify_all()
 
@@ -90,7 +78,7 @@ class Outbox:
         deadline = time.monotonic() + timeout_s
         with self._changed:
             return self._changed.wait_for(
-                lambda: not self._hints and not self._taken, timeout=max(0.0, deadline - time.monotonic())
+                lambda: not self._items and not self._taken, timeout=max(0.0, deadline - time.monotonic())
             )
 
     def close(self) -> None:
@@ -105,4 +93,4 @@ class Outbox:
         return self._closed
 
     def __len__(self) -> int:
-        return len(self._hints)
+        return len(self._items)

@@ -12,6 +12,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cortex_workers import telemetry
@@ -22,8 +23,8 @@ from cortex_workers.store.demand import hint_target
 from cortex_workers.tasks.depth import waiting
 from cortex_workers.tasks.link import BrokerAway, Link
 from cortex_workers.tasks.messages import ContinueRunMessage, ResumeMessage
-from cortex_workers.tasks.outbox import Hint, Outbox
-from cortex_workers.tasks.routes import QUEUES, route
+from cortex_workers.tasks.outbox import Outbox
+from cortex_workers.tasks.routes import QUEUES, Kind, QueueKind, route
 
 if TYPE_CHECKING:
     from cortex_workers.engine.runtime import Runtime
@@ -35,6 +36,19 @@ BATCH = 200
 FLUSH_S = 2.0
 
 
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """One message to be."""
+
+    task: str
+    queue: QueueKind
+    kind: Kind
+    pool: str
+    run_id: str
+    revision: int
+    suspension_id: str | None = None
+
+
 class CeleryPublisher:
     """Subscribe it to `Hooks`; one per process is enough, and a forked child gets a sender of its own."""
 
@@ -42,7 +56,7 @@ class CeleryPublisher:
         self._settings = settings
         self._target = target
         self._link = Link(settings)
-        self._outboxes: dict[int, Outbox] = {}
+        self._outboxes: dict[int, Outbox[Hint]] = {}
         _flush_at_exit(self)
 
     def __call__(self, notification: Notification) -> None:
@@ -72,17 +86,17 @@ class CeleryPublisher:
         if outbox is not None:
             outbox.close()
 
-    def _existing(self) -> Outbox | None:
+    def _existing(self) -> Outbox[Hint] | None:
         return self._outboxes.get(os.getpid())
 
-    def _outbox(self) -> Outbox:
+    def _outbox(self) -> Outbox[Hint]:
         found = self._existing()
         if found is None or found.closed:
             found = self._begin(found)
         return found
 
-    def _begin(self, closed: Outbox | None) -> Outbox:
-        made = Outbox(self._settings.publish_queue)
+    def _begin(self, closed: Outbox[Hint] | None) -> Outbox[Hint]:
+        made: Outbox[Hint] = Outbox(self._settings.publish_queue, why="queue_full")
         if closed is None:
             # One step, so that of two threads that come first both get the same; what a parent left stays behind.
             found = self._outboxes.setdefault(made.pid, made)
@@ -92,7 +106,7 @@ class CeleryPublisher:
             threading.Thread(target=self._send_all, args=(made,), name="hint-publisher", daemon=True).start()
         return found
 
-    def _send_all(self, outbox: Outbox) -> None:
+    def _send_all(self, outbox: Outbox[Hint]) -> None:
         while batch := outbox.take(BATCH):
             try:
                 left = self._send(batch)

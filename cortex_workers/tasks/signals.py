@@ -17,7 +17,7 @@ from celery.concurrency.prefork import TaskPool as Prefork
 from cortex_workers import probes, telemetry
 from cortex_workers.errors import CortexError, InvalidSettings
 from cortex_workers.settings import Settings, load_settings
-from cortex_workers.tasks import health, logs, process
+from cortex_workers.tasks import events, health, logs, process
 
 _settings: Settings | None = None
 _queues: tuple[str, ...] = ()
@@ -86,6 +86,7 @@ def on_worker_shutdown(**_: Any) -> None:
     """Leave the fleet; the pool has ended."""
     health.clear_ready()
     process.end()
+    events.flush()
     telemetry.event("worker.stopped", pid=os.getpid())
 
 

@@ -80,6 +80,8 @@ def a_run(
         agents.add_versions(unit, [agent])
         place = _place(unit, agent, scope, session)
         rank = runs.give_ranks(unit, {scope.split("/", 1)[0]: 1})[scope.split("/", 1)[0]]
+        if place["shared"]:
+            sessions.share(unit, place["session_id"], place["serial"])
         row = {
             "id": run_id,
             "scope": scope,
@@ -113,7 +115,6 @@ def _place(unit: Unit, agent: AgentDefinition, scope: str, session: str | None) 
     session_id = sessions.find_or_create_key(unit, scope, agent.name, session)
     sessions.lock(unit, session_id)
     serial = agent.turns == "serial"
-    sessions.share(unit, session_id, serial)
     seq = sessions.take_turn_seqs(unit, session_id, 1)
     return {
         "session_id": session_id,

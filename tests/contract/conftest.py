@@ -7,6 +7,8 @@ import pytest
 from cortex_workers.schemas.notifications import Notification
 from cortex_workers.settings import load_settings
 from cortex_workers.store.database import Database
+from tests.contract.meeting import Referee
+from tests.engine.world import World
 from tests.servers import Addresses, fresh_database
 
 
@@ -33,6 +35,14 @@ def database(database_url: str, told: Told) -> Iterator[Database]:
     database.dispose()
 
 
+@pytest.fixture
+def world(database_url: str) -> Iterator[World]:
+    """The whole engine over a database of this test's own, with a scripted model."""
+    world = World(database_url)
+    yield world
+    world.close()
+
+
 @pytest.fixture(scope="module")
 def common_url(addresses: Addresses, template_database: str) -> Iterator[str]:
     with fresh_database(addresses, template_database) as url:
@@ -50,3 +60,11 @@ def common_database(common_url: str, common_told: Told) -> Iterator[Database]:
     database = Database(load_settings(database_url=common_url), common_told.append)
     yield database
     database.dispose()
+
+
+@pytest.fixture
+def referee(database_url: str) -> Iterator[Referee]:
+    """Somebody who holds locks and watches."""
+    referee = Referee(database_url)
+    yield referee
+    referee.close()

@@ -1,6 +1,5 @@
 """Every Python example of the pages runs: against a real PostgreSQL, with a scripted model or a local provider."""
 
-import os
 import subprocess
 import sys
 import threading
@@ -16,54 +15,22 @@ from cortex_workers.engine import slot
 from cortex_workers.errors import Refusal
 from cortex_workers.host import load_host
 from cortex_workers.settings import load_settings
-from cortex_workers.testing.openai_server import OpenAIServer
-from tests.docs.markdown import ROOT, Block, all_pages, page
-
-PAYMENTS = """
-paid = []
-
-def refund(order_id, amount_cents, idempotency_key):
-    paid.append((order_id, amount_cents, idempotency_key))
-    return f"refunded {amount_cents} cents"
-"""
-ANSWERS = [
-    {"call": [{"tool": "refund", "args": {"order_id": "17", "amount_cents": 1250}}]},
-    {"say": "Order 17 is paid back."},
-]
+from tests.docs.markdown import Block, all_pages
+from tests.docs.shop import ANSWERS, examples, named, open_shop
 
 RUN_HERE = {"README.md", "cortex_workers/host/README.md", "cortex_workers/testing/README.md"}
 # What shows a shape and is not a program, with the reason.
 SHAPES = {"tests/README.md": "shows how a test waits; what it waits for is the reader's"}
 
 
-def examples(name: str) -> list[Block]:
-    return list(page(name).blocks("python"))
-
-
-def named(block: Block) -> str:
-    """The file that an example says it is, in its first line."""
-    return block.code.partition("\n")[0].removeprefix("# ").strip()
-
-
 @pytest.fixture
-def shop(
+def environment(
     tmp_path: Path, database_url: str, broker_url: str, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Path]:
-    """A folder with the README's files in it and the settings it tells to make; its provider answers locally."""
-    (tmp_path / "shop").mkdir()
-    (tmp_path / "shop/payments.py").write_text(PAYMENTS)
-    for block in examples("README.md"):
-        (tmp_path / named(block)).write_text(block.code)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv("CORTEX_DATABASE_URL", database_url)
-    monkeypatch.setenv("CORTEX_BROKER_URL", broker_url)
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
-    with OpenAIServer(ANSWERS) as server:
-        monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
-        yield tmp_path
-    for module in [name for name in sys.modules if name == "shop" or name.startswith("shop.")]:
-        del sys.modules[module]
+) -> Iterator[dict[str, str]]:
+    """The README's shop, open, in the folder of the test."""
+    given = {"CORTEX_DATABASE_URL": database_url, "CORTEX_BROKER_URL": broker_url}
+    with open_shop(tmp_path, monkeypatch, ANSWERS, **given) as environment:
+        yield environment
 
 
 @contextmanager
@@ -113,12 +80,14 @@ def test_host_and_producer_have_about_ten_lines(block: Block) -> None:
     assert len(code) <= 10
 
 
-def test_the_producer_of_the_readme_gets_its_answer_from_the_host_of_the_readme(shop: Path) -> None:
+def test_the_producer_of_the_readme_gets_its_answer_from_the_host_of_the_readme(
+    environment: dict[str, str],
+) -> None:
     host = load_host("shop.agents:host")
     with worker(host):
         done = subprocess.run(
             [sys.executable, "producer.py"],
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            env=environment,
             capture_output=True,
             text=True,
             timeout=75,

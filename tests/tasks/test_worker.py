@@ -3,6 +3,7 @@
 import base64
 import json
 import signal
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -207,6 +208,32 @@ def test_a_worker_stays_alive_and_ready_for_the_platform_while_its_broker_is_awa
     own_broker.start()
     assert process.end() == 0
     assert not ready.exists()
+
+
+def test_a_frozen_broker_delays_no_run(
+    worker: Start, database_url: str, own_broker: ValkeyNode, tmp_path: Path
+) -> None:
+    files = [tmp_path / f"file{number}" for number in range(3)]
+    for file in files:
+        file.touch()
+    with client(database_url) as producer:
+        process = worker(own_broker.url)
+        with client(database_url, own_broker.url) as telling:
+            runs = [telling.enqueue("echo", f"wait {file}") for file in files]
+            wait_until(lambda: entered(files) == 3, what="three runs to be at work")
+        own_broker.freeze()
+        try:
+            began = time.monotonic()
+            for file in files:
+                file.unlink()
+            assert [finished(producer, run.id).state for run in runs] == ["completed"] * 3
+            assert time.monotonic() - began < 5, "a call to a frozen broker takes longer"
+        finally:
+            own_broker.thaw()
+        more = [producer.enqueue("echo", f"more {number}") for number in range(2)]
+        redis.Redis.from_url(own_broker.url).lpush("cw:cw.resume", message("cortex.continue_run", {}))
+        assert [finished(producer, run.id).state for run in more] == ["completed"] * 2
+        assert process.end() == 0
 
 
 def test_the_live_file_is_touched_by_the_loop(worker: Start, broker_url: str, tmp_path: Path) -> None:

@@ -1,0 +1,225 @@
+"""`cortex-workers up`: the whole stack in one terminal, and its end in good order.
+
+Servers are started where no address is set; workers, beat and Flower are the plain Celery commands of the Procfile,
+each line they print with a name before it. The first Ctrl-C (or SIGTERM) sends them SIGTERM, so that runs are handed
+off; a second one ends them at once. Then the servers stop.
+Source: decision S8; ruling 73.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from cortex_workers.cli import here
+from cortex_workers.cli.report import DONE, REFUSED
+from cortex_workers.embedded import EmbeddedServers, PortInUse, launch, ports
+from cortex_workers.errors import InvalidSettings
+from cortex_workers.host import load_host
+from cortex_workers.settings import Settings, load_settings, mask_url
+from cortex_workers.store import migrate
+
+APP = "cortex_workers.tasks.app"
+_COLOURS = ("cyan", "green", "magenta", "blue", "yellow")
+_LOOK_S = 0.2
+_GRACE_S = 10.0
+
+
+def up(host: str | None, workers: int, flower_port: int | None) -> int:
+    """Run the stack until Ctrl-C, SIGTERM or the end of one of its processes.
+
+    Raises: Misconfiguration with one sentence: no host, a folder or port that is taken, a host that does not load.
+    """
+    settings = load_settings(**({"host": host} if host else {}))
+    if settings.host is None:
+        raise InvalidSettings("no agents are named: pass --host shop.agents:host or set CORTEX_HOST")
+    load_host(settings.host)
+    flower_port = _free_flower_port(flower_port)
+    stack = Stack(settings)
+    with ExitStack() as undo, stack.signals():
+        undo.callback(stack.end)
+        environment = undo.enter_context(_servers(settings, stack))
+        if stack.stopped:
+            return DONE
+        for name, command in _commands(workers, flower_port):
+            stack.start(name, command, environment)
+        if flower_port is not None:
+            stack.say(f"Flower: http://{ports.LOOPBACK}:{flower_port}")
+        stack.say("up; Ctrl-C ends it, cortex-workers commands in this folder use it")
+        return stack.watch()
+
+
+def _free_flower_port(port: int | None) -> int | None:
+    if port is None:
+        return None
+    if importlib.util.find_spec("flower") is None:
+        return None
+    if not ports.is_free(port):
+        raise PortInUse(f"port {port}, meant for Flower, is in use: pass --flower-port or --no-flower")
+    return port
+
+
+@contextmanager
+def _servers(settings: Settings, stack: Stack) -> Iterator[dict[str, str]]:
+    """Start the servers that nobody named, migrate, and give the environment of everything else."""
+    folder = Path(settings.data_dir)
+    wanted = {"postgres": settings.database_url is None, "valkey": settings.broker_url is None}
+    with ExitStack() as undo:
+        if any(wanted.values()):
+            stack.say(
+                f"starting {' and '.join(_TITLES[name] for name, yes in wanted.items() if yes)} in {folder}"
+            )
+            servers = undo.enter_context(EmbeddedServers(folder, **wanted))
+        database = settings.require_database() if not wanted["postgres"] else servers.database_url
+        broker = settings.require_broker() if not wanted["valkey"] else servers.broker_url
+        before, after = migrate.current(database), migrate.upgrade(database)
+        stack.say(f"schema at {after}" + (f" (was at {before or 'nothing'})" if before != after else ""))
+        stack.say(f"database {mask_url(database)}")
+        stack.say(f"broker   {mask_url(broker)}")
+        folder.mkdir(parents=True, exist_ok=True)
+        here.announce(folder, database, broker)
+        undo.callback(here.withdraw, folder)
+        yield {
+            **os.environ,
+            "CORTEX_DATABASE_URL": database,
+            "CORTEX_BROKER_URL": broker,
+            "CORTEX_HOST": str(settings.host),
+            "PYTHONUNBUFFERED": "1",
+        }
+
+
+_TITLES = {"postgres": "PostgreSQL", "valkey": "Valkey"}
+
+
+def _commands(workers: int, flower_port: int | None) -> Iterator[tuple[str, list[str]]]:
+    for number in range(1, workers + 1):
+        name = "worker" if workers == 1 else f"worker-{number}"
+        yield name, ["worker", "-n", f"{name}@%h", "-l", "warning"]
+    yield "beat", ["beat", "-l", "warning"]
+    if flower_port is not None:
+        columns = "--tasks_columns=name,uuid,state,kwargs,result,received,runtime,worker"
+        address = [f"--port={flower_port}", f"--address={ports.LOOPBACK}"]
+        yield (
+            "flower",
+            ["flower", *address, "--read_only", "--persistent=False", columns, "--logging=warning"],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Child:
+    """One process of the stack, and the thread that prints what it says."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    reader: threading.Thread
+
+
+class Stack:
+    """The processes of one `up`. Start them from the main thread: on Linux they end with the thread that did."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._children: list[_Child] = []
+        self._asked = 0
+        self._console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+        self._printing = threading.Lock()
+
+    @property
+    def stopped(self) -> bool:
+        """Whether somebody wants it to end."""
+        return self._asked > 0
+
+    @contextmanager
+    def signals(self) -> Iterator[None]:
+        """Take SIGINT and SIGTERM: the first asks for the end, the next one insists."""
+
+        def ask(_number: int, _frame: FrameType | None) -> None:
+            self._asked += 1
+
+        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def start(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        """Start one Celery command; what it says is printed with its name."""
+        # The launcher has the kernel end it when this process is killed.
+        launcher = [
+            sys.executable,
+            "-I",
+            "-S",
+            launch.__file__,
+            str(os.getpid()),
+            str(int(signal.SIGTERM)),
+            "-",
+        ]
+        process = subprocess.Popen(
+            [*launcher, sys.executable, "-m", "celery", "-A", APP, *command],
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C in the terminal is ours to pass on
+        )
+        colour = _COLOURS[len(self._children) % len(_COLOURS)]
+        reader = threading.Thread(target=self._print_all, args=(name, colour, process.stdout), daemon=True)
+        reader.start()
+        self._children.append(_Child(name, process, reader))
+
+    def watch(self) -> int:
+        """Wait until somebody wants the end, or one of the processes has ended by itself; returns the exit code."""
+        pause = threading.Event()
+        while not self.stopped:
+            for child in self._children:
+                code = child.process.poll()
+                if code is not None:
+                    child.reader.join(1.0)
+                    self.say(f"{child.name} ended with code {code}; stopping the rest", style="red")
+                    return REFUSED
+            pause.wait(_LOOK_S)
+        return DONE
+
+    def end(self) -> None:
+        """End every process: SIGTERM, then SIGKILL for what is left after the drain, or at once if asked again."""
+        left = [child for child in self._children if child.process.poll() is None]
+        if left:
+            self.say("stopping; runs are handed off (Ctrl-C again: at once)")
+        for child in left:
+            child.process.terminate()
+        deadline = time.monotonic() + self._settings.drain_s + _GRACE_S
+        asked, pause = max(self._asked, 1), threading.Event()
+        while any(child.process.poll() is None for child in left):
+            if self._asked > asked or time.monotonic() > deadline:
+                for child in left:
+                    child.process.kill()
+            pause.wait(0.05)
+        for child in self._children:
+            child.reader.join(1.0)
+
+    def say(self, text: str, style: str = "bold") -> None:
+        """Print a line of our own."""
+        self._print("up", "bold", Text(text, style=style))
+
+    def _print_all(self, name: str, colour: str, stream: Any) -> None:
+        for line in stream:
+            self._print(name, colour, Text.from_ansi(line.decode(errors="replace").rstrip()))
+
+    def _print(self, name: str, colour: str, text: Text) -> None:
+        with self._printing:
+            self._console.print(Text.assemble((f"{name:<9}│ ", colour), text))
