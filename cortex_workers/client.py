@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from cortex_workers import wiring
-from cortex_workers.engine import authority, in_process
+from cortex_workers.engine import authority, host_checkpoint, in_process, ledger
 from cortex_workers.engine import cancel as cancelling
 from cortex_workers.engine import decide as deciding
 from cortex_workers.engine import enqueue as enqueueing
@@ -38,7 +38,7 @@ from cortex_workers.errors import (
 )
 from cortex_workers.host import Host
 from cortex_workers.ports import PrincipalCodec
-from cortex_workers.schemas.admission import ResumeAdmission, ToolResult
+from cortex_workers.schemas.admission import ResumeAdmission, ResumeAdmissionPage, ResumeExpiry, ToolResult
 from cortex_workers.schemas.checkpoint import CallDecision, Checkpoint, Decision, SettleOutcome
 from cortex_workers.schemas.ids import CHECKPOINT, RUN, SESSION
 from cortex_workers.schemas.lifecycle import RunState
@@ -355,6 +355,34 @@ class Client:
         return _patiently(
             patience_s, lambda: resuming.provide_result(self._rt, run_id, result, where, self._actor)
         )
+
+    def admissions(
+        self, run_id: str, *, scope: str | None = None, after: str | None = None, limit: int = 50
+    ) -> ResumeAdmissionPage:
+        """The answers that were admitted for a run of exactly this scope; ``after`` is the cursor of a page before.
+
+        Raises: InvalidId, InvalidArgument.
+        """
+        return ledger.page(self._rt, run_id, self._need_scope(scope), after, limit)
+
+    def expire_admission(
+        self, run_id: str, suspension_id: str, request_digest: str, *, scope: str | None = None
+    ) -> ResumeExpiry:
+        """Give up an admitted answer that nobody began with; its run fails. An explicit act, never a timer's.
+
+        Raises: AdmissionNotFound, AdmissionConflict, ResumeAlreadyStarted, InvalidState, InvalidId.
+        """
+        where = self._need_scope(scope)
+        return ledger.expire(self._rt, run_id, suspension_id, request_digest, where, self._actor)
+
+    def open_checkpoint(
+        self, run_id: str, reason: str, *, metadata: dict[str, Any] | None = None, scope: str | None = None
+    ) -> Checkpoint:
+        """Ask people something about a run without stopping it; the decision is recorded and nothing else happens.
+
+        Raises: InvalidId, RunNotFound, InvalidArgument, UnstorableText.
+        """
+        return host_checkpoint.open_checkpoint(self._rt, run_id, reason, metadata, self._any_scope(scope))
 
     # --- Sessions ----------------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from cortex_workers.schemas.llm import ModelDelta, ModelReply, ModelRequest
@@ -62,6 +63,32 @@ class ToolAuthorizer(Protocol):
         Raises: RequiresApproval (optionally with ``ttl``) to escalate; any other exception denies, its text is
         what the model reads.
         """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A piece of a streamed answer: its run, step, index within the step (from 0), and text."""
+
+    run_id: str
+    step: int
+    index: int
+    text: str
+
+
+class TokenSink(Protocol):
+    """Takes tokens as they come; never blocks, never raises."""
+
+    def push(self, token: Token) -> None:
+        """Take one token."""
+        ...
+
+
+class TokenSource(Protocol):
+    """Gives the tokens that are still kept."""
+
+    def read(self, run_id: str, place: str | None) -> tuple[Sequence[Token], str | None]:
+        """Tokens after a place, and the next place."""
         ...
 
 

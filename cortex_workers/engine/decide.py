@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from cortex_workers.engine import decision_shape
+from cortex_workers.engine import decision_shape, host_checkpoint
 from cortex_workers.engine.continue_run import resolved_agent
 from cortex_workers.engine.runtime import Runtime
 from cortex_workers.engine.validate import checked_id
@@ -46,6 +46,9 @@ def decide(
     Raises: InvalidId, CheckpointNotFound, InvalidDecision, InvalidState (``recorded`` carries the first decision),
     SuspensionExpired, SessionClosed. Nothing is written by a refusal.
     """
+    own = _host_written(rt, checkpoint_id, scope)
+    if own is not None:
+        return host_checkpoint.record(rt, own, decision, principal)
     decision = decision_shape.checked(decision)
     pause = load_pause(rt, checkpoint_id, scope)
     recorded = already(rt, pause, decision)
@@ -62,6 +65,14 @@ def decide(
     if done is not None:
         return done
     return lost(rt, checkpoint_id, decision, scope)
+
+
+def _host_written(rt: Runtime, checkpoint_id: str, scope: str | None) -> Row | None:
+    """A host's own checkpoint: it stops no run."""
+    checked_id(CHECKPOINT, checkpoint_id)
+    with rt.database.read() as unit:
+        row = checkpoints.get(unit, checkpoint_id, scope)
+    return row if row is not None and row["suspension_id"] is None else None
 
 
 def load_pause(rt: Runtime, checkpoint_id: str, scope: str | None) -> Pause:

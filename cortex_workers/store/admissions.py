@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import CTE, delete, func, literal, select
+from sqlalchemy import CTE, and_, delete, func, literal, or_, select
 from sqlalchemy.dialects.postgresql import insert
 
 from cortex_workers.schemas.admission import (
@@ -205,6 +205,28 @@ def unstarted(unit: Unit, run_id: str, suspension_id: str) -> bool:
             )
         )
     )
+
+
+def discover(unit: Unit, scope: str, after: str | None, limit: int) -> list[str]:
+    """Runs of an exact scope with retained agent-reply pauses, or running with an admitted answer."""
+    runs = tables.runs
+    waits = (
+        select(suspensions.c.run_id)
+        .where(
+            suspensions.c.run_id == runs.c.id,
+            suspensions.c.reason == "agent_reply",
+            suspensions.c.ended_at.is_(None),
+        )
+        .exists()
+    )
+    admitted = select(admissions.c.run_id).where(admissions.c.run_id == runs.c.id).exists()
+    statement = select(runs.c.id).where(
+        runs.c.scope == scope,
+        or_(waits, and_(runs.c.state.in_(["ready", "running", "reclaimable"]), admitted)),
+    )
+    if after is not None:
+        statement = statement.where(runs.c.id > after)
+    return [row.id for row in unit.all(statement.order_by(runs.c.id).limit(limit))]
 
 
 def to_admission(row: Row, fresh: bool = False) -> ResumeAdmission:

@@ -54,6 +54,18 @@ def get(unit: Unit, suspension_id: str) -> Row | None:
     return dict(found) if found is not None else None
 
 
+def at_revision(unit: Unit, run_id: str, revision: int) -> Row | None:
+    """The pause that a run entered with that revision."""
+    found = (
+        unit.execute(
+            select(suspensions).where(suspensions.c.run_id == run_id, suspensions.c.run_revision == revision)
+        )
+        .mappings()
+        .first()
+    )
+    return dict(found) if found is not None else None
+
+
 def pending(unit: Unit, suspension_id: str) -> list[Row]:
     """The calls of a pause in the model's order, each with its tool and the model's arguments."""
     statement = (
