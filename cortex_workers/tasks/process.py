@@ -17,6 +17,7 @@ from cortex_workers.tasks import health
 from cortex_workers.tasks.depth import BrokerDepth
 from cortex_workers.tasks.publish import attach
 from cortex_workers.tasks.standby import Standby, Starvation
+from cortex_workers.tasks.tokens import TokenPusher
 
 if TYPE_CHECKING:
     from cortex_workers.engine.runtime import Runtime
@@ -38,6 +39,7 @@ class WorkerProcess:
 
         self.rt = wiring.build(settings, role="worker", drain=SWITCH)
         attach(self.rt)
+        self.rt.tokens = TokenPusher(settings)
         self.depth = BrokerDepth(settings)
         self.rt.depth = self.depth
         self.watchdog = Watchdog(
