@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from rich.console import Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -15,7 +16,7 @@ from cortex_workers.client import Client
 from cortex_workers.operate.doctor import Check
 from cortex_workers.operate.inspect import Timeline
 from cortex_workers.operate.story import Entry
-from cortex_workers.operate.words import cut, moment, span
+from cortex_workers.operate.words import cut, many, moment, span
 from cortex_workers.schemas.checkpoint import Checkpoint
 from cortex_workers.schemas.lease import WorkerInfo
 from cortex_workers.schemas.run import Run
@@ -28,6 +29,7 @@ _STATES = {
 _MARKS = {"start": "bold", "good": "green", "bad": "red", "warn": "yellow", "wait": "magenta", "plain": ""}
 _CHECKS = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 _ARGUMENT_CHARS = 60
+_COMMAND = "cortex-workers "
 
 
 def database_now(client: Client) -> datetime:
@@ -48,6 +50,8 @@ def runs(found: Sequence[Run], now: datetime) -> RenderableType:
 def _note(run: Run, now: datetime) -> Text:
     if run.error_code and run.error_code != run.state:
         return Text(run.error_code, style="red" if run.state != "cancelled" else "yellow")
+    if run.state == "paused":
+        return Text("asks somebody")
     if run.state == "running":
         return Text(f"on {_worker(run.lease_owner)}")
     if run.wait_reason is not None:
@@ -178,9 +182,9 @@ def session(row: Mapping[str, Any], turns: Sequence[Run], now: datetime) -> Rend
     """One conversation and its turns."""
     key = [f"key {row['key']}"] if row["key"] else []
     head = _head(row["id"], "", [f"agent {row['agent']}", f"scope {row['scope']}", *key])
-    facts = f"{row['turn_seq']} turns, {row['message_count']} messages in the conversation"
+    facts = f"{many(row['turn_seq'], 'turn')}, {many(row['message_count'], 'message')} in the conversation"
     if row["history_floor"]:
-        facts += f", cleared after {row['history_floor']} turns"
+        facts += f", cleared after {many(row['history_floor'], 'turn')}"
     return Group(head, Text(facts), Text(""), runs(turns, now))
 
 
@@ -231,24 +235,33 @@ def timeline(found: Timeline) -> RenderableType:
     for entry in found.entries:
         if before is None or before.astimezone(UTC).date() != entry.at.astimezone(UTC).date():
             table.add_row(f"{entry.at.astimezone(UTC):%Y-%m-%d}", "", "")
-        since = f"+{span(entry.at - before)}" if before is not None else ""
+        # Rows of one commit are stamped a moment apart, not in its order.
+        since = f"+{span(max((entry.at - before).total_seconds(), 0.0))}" if before is not None else ""
         table.add_row(f"{entry.at.astimezone(UTC):%H:%M:%S.%f}"[:-3], since, _entry(entry))
-        before = entry.at
-    return Group(head, _facts(run), Text(""), table, Text(""), Text.assemble(("next  ", "bold"), found.next))
+        before = max(entry.at, before or entry.at)
+    return Group(head, _facts(run), Text(""), table, Text(""), _next(found.next))
 
 
-def _entry(entry: Entry) -> Text:
-    text = Text(entry.what, style=_MARKS[entry.mark])
-    for line in entry.details:
-        text.append(f"\n  {line}", style="not bold dim")
-    return text
+def _entry(entry: Entry) -> RenderableType:
+    lines: list[RenderableType] = [Text(entry.what, style=_MARKS[entry.mark])]
+    lines += [Padding(Text(line, style="dim"), (0, 0, 0, 2)) for line in entry.details]
+    return Group(*lines)
+
+
+def _next(hint: str) -> RenderableType:
+    """What comes next; a command to type stands on a line of its own."""
+    says, found, command = hint.partition(f"; {_COMMAND}")
+    lines: list[RenderableType] = [Text.assemble(("next  ", "bold"), says)]
+    if found:
+        lines.append(Padding(Text(_COMMAND + command, style="bold"), (0, 0, 0, 6)))
+    return Group(*lines)
 
 
 def _facts(run: Run) -> Text:
     took = span((run.completed_at or run.state_since) - run.created_at)
     facts = [f"enqueued {run.created_at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"]
     facts.append(f"ended {took} later" if run.is_terminal else f"{run.state} since {took} later")
-    facts += [f"{run.step_count} steps", f"held by workers for {span(run.leased_time_s)}"]
+    facts += [many(run.step_count, "step"), f"held by workers for {span(run.leased_time_s)}"]
     facts.append(f"{run.usage.input_tokens} tokens in, {run.usage.output_tokens} out")
     if run.reclaim_total:
         facts.append(f"reclaimed {run.reclaim_total}×")

@@ -16,40 +16,49 @@ if TYPE_CHECKING:
     from cortex_workers.schemas.run import Enqueued
 
 
+Agent = Annotated[str, typer.Argument(metavar="AGENT", help="The agent's name, as its workers publish it.")]
+Input = Annotated[
+    str,
+    typer.Argument(metavar="[INPUT]", help="What it is asked; - or nothing reads stdin.", show_default=False),
+]
+Key = Annotated[
+    str | None,
+    typer.Option("--key", help="Your name for this request: the same again returns the first run."),
+]
+OwnId = Annotated[
+    str | None, typer.Option("--run-id", help="The run's id, chosen by you; works like --key.", metavar="RUN")
+]
+Session = Annotated[
+    str | None,
+    typer.Option("--session", help="Conversation: an id, a key of yours, or default. None: its own."),
+]
+Metadata = Annotated[
+    str | None, typer.Option("--metadata", help="A JSON object kept with the run.", metavar="JSON")
+]
+StartBy = Annotated[
+    float | None,
+    typer.Option(
+        "--start-by", min=0.001, help="Cancel it unless started within so many seconds.", metavar="S"
+    ),
+]
+Wait = Annotated[bool, typer.Option("--wait", help="Wait for its end and print its output.")]
+Timeout = Annotated[
+    float | None, typer.Option("--timeout", min=0, help="Wait at most so many seconds.", metavar="S")
+]
+
+
 @command
 def enqueue(
-    agent: Annotated[
-        str, typer.Argument(metavar="AGENT", help="The agent's name, as its workers publish it.")
-    ],
-    text: Annotated[
-        str,
-        typer.Argument(
-            metavar="[INPUT]", help="What it is asked; - or nothing reads stdin.", show_default=False
-        ),
-    ] = "-",
+    agent: Agent,
+    text: Input = "-",
     scope: Scope = None,
-    key: Annotated[
-        str | None,
-        typer.Option("--key", help="Your name for this request: the same again returns the first run."),
-    ] = None,
-    run_id: Annotated[
-        str | None, typer.Option("--run-id", help="The run's id, chosen by you; works like --key.")
-    ] = None,
-    session: Annotated[
-        str | None,
-        typer.Option("--session", help="Conversation: an id, a key of yours, or default. None: its own."),
-    ] = None,
-    metadata: Annotated[
-        str | None, typer.Option("--metadata", help="A JSON object kept with the run.")
-    ] = None,
-    start_by: Annotated[
-        float | None,
-        typer.Option("--start-by", min=0.001, help="Cancel it unless started within so many seconds."),
-    ] = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait for its end and print its output.")] = False,
-    timeout: Annotated[
-        float | None, typer.Option("--timeout", min=0, help="Wait at most so many seconds.")
-    ] = None,
+    key: Key = None,
+    run_id: OwnId = None,
+    session: Session = None,
+    metadata: Metadata = None,
+    start_by: StartBy = None,
+    wait: Wait = False,
+    timeout: Timeout = None,
     as_json: AsJson = False,
 ) -> int | None:
     """Store a run for the fleet.
@@ -81,7 +90,10 @@ def _input(text: str) -> str:
         return text
     if sys.stdin.isatty():
         raise typer.BadParameter("give the input as an argument, or pipe it in")
-    return sys.stdin.read()
+    try:
+        return sys.stdin.buffer.read().decode()
+    except UnicodeDecodeError:
+        raise typer.BadParameter("what is piped in is not UTF-8 text") from None
 
 
 def _tell(made: Enqueued, as_json: bool) -> None:

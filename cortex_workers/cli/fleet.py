@@ -89,6 +89,9 @@ def sweep(
     from cortex_workers.sweep import frame
     from cortex_workers.tasks.depth import BrokerDepth
 
+    unknown = sorted(set(passes or ()) - set(frame.NAMES))
+    if unknown:
+        raise typer.BadParameter(f"no such pass: {', '.join(unknown)}; there are {', '.join(frame.NAMES)}")
     with here.client(announces=True) as client:
         depth = BrokerDepth(client.settings)
         client.runtime.depth = depth

@@ -104,7 +104,7 @@ def client(scope: str | None = None, *, announces: bool = False) -> Iterator[Cli
     quiet(found)
     from cortex_workers.client import Client
 
-    with Client(found, scope=scope, actor=actor(found)) as made:
+    with Client(found, scope=scope, actor=actor(found), hints=announces) as made:
         yield made
 
 

@@ -17,8 +17,9 @@ from typing import Any, ParamSpec
 import typer
 from rich.console import Console
 
-from cortex_workers.errors import CortexError, InvalidState, NoScope, Unavailable
+from cortex_workers.errors import CortexError, InvalidSettings, InvalidState, NoScope, Unavailable
 from cortex_workers.schemas.checkpoint import Decision
+from cortex_workers.settings import PREFIX
 
 DONE, REFUSED, USAGE, TRY_AGAIN = 0, 1, 2, 75
 """0 done or a harmless repeat; 1 refused or failed; 2 wrong usage; 75 not available now, the same again may work."""
@@ -52,6 +53,8 @@ def tell_error(error: CortexError, *, as_json: bool) -> None:
     message = error.message
     if isinstance(error, NoScope):
         message = f"{message.rstrip('.')}: pass --scope or set CORTEX_SCOPE"
+    if isinstance(error, InvalidSettings) and message.startswith(f"{PREFIX}DATABASE_URL is not set"):
+        message += "; or start `cortex-workers up` in this folder"
     recorded = error.recorded if isinstance(error, InvalidState) else None
     if as_json:
         more = {"recorded": recorded.model_dump(mode="json")} if isinstance(recorded, Decision) else {}

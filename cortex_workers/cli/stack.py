@@ -37,6 +37,8 @@ APP = "cortex_workers.tasks.app"
 _COLOURS = ("cyan", "green", "magenta", "blue", "yellow")
 _LOOK_S = 0.2
 _GRACE_S = 10.0
+_START_S = 5.0
+"""Who ends sooner than this after its start will end again."""
 
 
 def up(host: str | None, workers: int, flower_port: int | None) -> int:
@@ -51,11 +53,12 @@ def up(host: str | None, workers: int, flower_port: int | None) -> int:
     flower_port = _free_flower_port(flower_port)
     stack = Stack(settings)
     with ExitStack() as undo, stack.signals():
-        undo.callback(stack.end)
         environment = undo.enter_context(_servers(settings, stack))
-        if stack.stopped:
-            return DONE
+        # After the servers, so that it comes before them on the way out: a worker needs both to hand its runs off.
+        undo.callback(stack.end)
         for name, command in _commands(workers, flower_port):
+            if stack.stopped:
+                return DONE
             stack.start(name, command, environment)
         if flower_port is not None:
             stack.say(f"Flower: http://{ports.LOOPBACK}:{flower_port}")
@@ -98,6 +101,7 @@ def _servers(settings: Settings, stack: Stack) -> Iterator[dict[str, str]]:
             "CORTEX_DATABASE_URL": database,
             "CORTEX_BROKER_URL": broker,
             "CORTEX_HOST": str(settings.host),
+            "CORTEX_LOG_FORMAT": os.environ.get("CORTEX_LOG_FORMAT", "console"),
             "PYTHONUNBUFFERED": "1",
         }
 
@@ -115,17 +119,21 @@ def _commands(workers: int, flower_port: int | None) -> Iterator[tuple[str, list
         address = [f"--port={flower_port}", f"--address={ports.LOOPBACK}"]
         yield (
             "flower",
-            ["flower", *address, "--read_only", "--persistent=False", columns, "--logging=warning"],
+            ["flower", *address, "--read_only", "--persistent=False", columns, "--logging=error"],
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Child:
-    """One process of the stack, and the thread that prints what it says."""
+    """One process of the stack, what started it, and the thread that prints what it says."""
 
     name: str
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    colour: str
     process: subprocess.Popen[bytes]
     reader: threading.Thread
+    began: float
 
 
 class Stack:
@@ -159,6 +167,12 @@ class Stack:
 
     def start(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
         """Start one Celery command; what it says is printed with its name."""
+        colour = _COLOURS[len(self._children) % len(_COLOURS)]
+        self._children.append(self._started(name, command, environment, colour))
+
+    def _started(
+        self, name: str, command: Sequence[str], environment: Mapping[str, str], colour: str
+    ) -> _Child:
         # The launcher has the kernel end it when this process is killed.
         launcher = [
             sys.executable,
@@ -170,30 +184,47 @@ class Stack:
             "-",
         ]
         process = subprocess.Popen(
-            [*launcher, sys.executable, "-m", "celery", "-A", APP, *command],
+            [*launcher, sys.executable, "-m", "celery", "-q", "-A", APP, *command],
             env=dict(environment),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # Ctrl-C in the terminal is ours to pass on
         )
-        colour = _COLOURS[len(self._children) % len(_COLOURS)]
         reader = threading.Thread(target=self._print_all, args=(name, colour, process.stdout), daemon=True)
         reader.start()
-        self._children.append(_Child(name, process, reader))
+        return _Child(name, command, environment, colour, process, reader, time.monotonic())
 
     def watch(self) -> int:
-        """Wait until somebody wants the end, or one of the processes has ended by itself; returns the exit code."""
+        """Keep it running until somebody wants the end, nobody is left, or one cannot start; returns the exit code."""
         pause = threading.Event()
         while not self.stopped:
-            for child in self._children:
-                code = child.process.poll()
-                if code is not None:
-                    child.reader.join(1.0)
-                    self.say(f"{child.name} ended with code {code}; stopping the rest", style="red")
-                    return REFUSED
+            ended = [child for child in self._children if child.process.poll() is not None]
+            if any(not self._goes_on(child) for child in ended):
+                return REFUSED
+            if not any(child.name.startswith("worker") for child in self._children):
+                self.say("no worker is left")
+                return DONE
             pause.wait(_LOOK_S)
         return DONE
+
+    def _goes_on(self, child: _Child) -> bool:
+        """After a process has ended: asked to, it stays away; killed, it starts anew; false when it cannot start."""
+        child.reader.join(1.0)
+        self._children.remove(child)
+        code, lived = child.process.returncode, time.monotonic() - child.began
+        if code == 0:
+            self.say(f"{child.name} has ended as it was asked to")
+            return True
+        if lived < _START_S:
+            self.say(
+                f"{child.name} ended with code {code} as soon as it was started; stopping the rest",
+                style="red",
+            )
+            return False
+        self.say(f"{child.name} ended with code {code}; starting it again", style="yellow")
+        self._children.append(self._started(child.name, child.command, child.environment, child.colour))
+        return True
 
     def end(self) -> None:
         """End every process: SIGTERM, then SIGKILL for what is left after the drain, or at once if asked again."""

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from cortex_workers.docs.blocks import code, table
-from cortex_workers.schemas.lifecycle import MACHINES, TERMINAL_RUN_STATES, LeaseEffect, Transition
+from cortex_workers.schemas.lifecycle import MACHINES
+from cortex_workers.schemas.states import (
+    TERMINAL_RUN_STATES,
+    TERMINAL_TOOL_CALL_STATES,
+    CheckpointState,
+    LeaseEffect,
+    Transition,
+)
 
 _TERMINAL = {
     "run": {str(state) for state in TERMINAL_RUN_STATES},
-    "checkpoint": {"resolved"},
-    "tool_call": {"completed", "failed", "denied", "unknown"},
+    "checkpoint": {str(CheckpointState.RESOLVED)},
+    "tool_call": {str(state) for state in TERMINAL_TOOL_CALL_STATES},
 }
 _LEASE = {
     LeaseEffect.NONE: "",

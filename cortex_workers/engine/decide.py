@@ -55,15 +55,31 @@ def decide(
     if recorded is not None:
         return recorded
     decision_shape.check(pause.checkpoint["kind"], pause.pending, pause.agent, decision)
-    deferred = pause.checkpoint["kind"] == CheckpointKind.DEFERRED_MODEL_CALL
-    ends = not decision.approved and (deferred or pause.agent.on_rejection == "fail")
+    done = rt.database.run(lambda unit: _write(unit, pause, decision, principal))
+    return done if done is not None else _lost(rt, checkpoint_id, decision, scope, principal)
 
-    def work(unit: Unit) -> Checkpoint | None:
-        return _write(unit, pause, decision, principal, ends)
 
-    done = rt.database.run(work)
-    if done is not None:
-        return done
+def ends_run(pause: Pause, decision: Decision) -> bool:
+    """Whether a decision ends its run: a rejection does, unless the agent returns it to the model.
+
+    A deferred model call has nothing to return: its rejection always ends the run (runs.md T12).
+    """
+    return not decision.approved and (_deferred(pause) or pause.agent.on_rejection == "fail")
+
+
+def _deferred(pause: Pause) -> bool:
+    return bool(pause.checkpoint["kind"] == CheckpointKind.DEFERRED_MODEL_CALL)
+
+
+def _lost(
+    rt: Runtime, checkpoint_id: str, decision: Decision, scope: str | None, principal: bytes | None
+) -> Checkpoint:
+    # Imported here: it needs this module for what a decision writes.
+    from cortex_workers.engine.half_decided import half_decided
+
+    pause = load_pause(rt, checkpoint_id, scope)
+    if pause.checkpoint["state"] == "pending" and pause.suspension["ended_at"] is not None:
+        return half_decided(rt, pause, decision, principal)
     return lost(rt, checkpoint_id, decision, scope)
 
 
@@ -113,33 +129,30 @@ def already(rt: Runtime, pause: Pause, decision: Decision) -> Checkpoint | None:
     raise InvalidState(f"the checkpoint is closed: {shown.closed_as}", recorded=shown.decision)
 
 
-def _write(
-    unit: Unit, pause: Pause, decision: Decision, principal: bytes | None, ends: bool
-) -> Checkpoint | None:
+def _write(unit: Unit, pause: Pause, decision: Decision, principal: bytes | None) -> Checkpoint | None:
     session = sessions.lock(unit, pause.run["session_id"])
     if session is not None and session["gated_at"] is not None:
         raise SessionClosed("the session is paused by an operator; lift the pause before deciding")
-    sessions.touch(unit, pause.run["session_id"])
-    moved = _move_run(unit, pause, decision, ends)
+    moved = _move_run(unit, pause, decision)
     if moved is None:
         return None
+    sessions.touch(unit, pause.run["session_id"])
     suspensions.answer_all(unit, pause.suspension["id"], decision.actor or "unknown", "decide")
-    closed = _record(unit, pause, decision, principal, int(moved["revision"]), "decided")
+    closed = record(unit, pause, decision, principal, int(moved["revision"]), "decided")
     if closed is None:
         raise InvalidState("the checkpoint was closed in the same moment")
-    _adjudicate(unit, pause, decision, principal)
-    if ends:
+    adjudicate(unit, pause, decision, principal)
+    if ends_run(pause, decision):
         deny_waiting(unit, pause, _rejection_text(decision))
     return checkpoints.to_checkpoint(unit, closed)
 
 
-def _move_run(unit: Unit, pause: Pause, decision: Decision, ends: bool) -> Row | None:
+def _move_run(unit: Unit, pause: Pause, decision: Decision) -> Row | None:
     guard = Guard(suspension_id=pause.suspension["id"], revision=pause.run["revision"])
     actor = decision.actor
-    if not ends:
+    if not ends_run(pause, decision):
         data = {"checkpoint_id": pause.checkpoint["id"], "approved": decision.approved}
-        deferred = pause.checkpoint["kind"] == CheckpointKind.DEFERRED_MODEL_CALL
-        name = "repeat" if deferred else "decide"
+        name = "repeat" if _deferred(pause) else "decide"
         return turns.move(unit, name, pause.run, guard, Move(actor=actor, data=data))
     values = {
         "error_code": "checkpoint_rejected",
@@ -149,9 +162,10 @@ def _move_run(unit: Unit, pause: Pause, decision: Decision, ends: bool) -> Row |
     return turns.move(unit, "reject", pause.run, guard, Move(values=values, actor=actor, data=data))
 
 
-def _record(
+def record(
     unit: Unit, pause: Pause, decision: Decision, principal: bytes | None, revision: int, name: str
 ) -> Row | None:
+    """Close a pending checkpoint with a decision; None when somebody closed it first."""
     public = decision.model_dump(mode="json", exclude_none=True, exclude={"decided_at"})
     closed = checkpoints.close(
         unit,
@@ -163,22 +177,22 @@ def _record(
     return closed[0] if closed else None
 
 
-def _reason(pause: Pause, decision: Decision) -> str:
-    """Why it was rejected: the decision's own reason, else those of the calls in their order (runs.md K21)."""
-    if decision.reason:
-        return decision.reason
-    calls = decision.calls or {}
-    given = [calls[call["call_id"]].reason for call in pause.pending if call["call_id"] in calls]
-    return "; ".join(text for text in given if text) or "no reason given"
-
-
 def _rejection_text(decision: Decision) -> str:
     by = decision.decided_by or decision.actor or "the approver"
     return f"rejected by {by}: {decision.reason or 'no reason given'}"
 
 
-def _verdict_of(decision: Decision, call_id: str) -> tuple[str, str | None]:
-    """The outcome of one call and what the model reads: its own reason where it has one (runs.md K20)."""
+def _reason(pause: Pause, decision: Decision) -> str:
+    """Why it was rejected: the decision's own reason, else those of the calls in their order (runs.md K21)."""
+    if decision.reason:
+        return decision.reason
+    calls = decision.calls or {}
+    given = [calls[call_id].reason for call_id in ids(pause.pending) if call_id in calls]
+    return "; ".join(text for text in given if text) or "no reason given"
+
+
+def verdict_of(decision: Decision, call_id: str) -> tuple[str, str | None]:
+    """What a decision means for one call: the outcome, and what the model may be told (runs.md K20)."""
     if decision.calls is None:
         return ("granted", decision.reason) if decision.approved else ("denied", _rejection_text(decision))
     mine = decision.calls[call_id]
@@ -187,11 +201,12 @@ def _verdict_of(decision: Decision, call_id: str) -> tuple[str, str | None]:
     return "denied", mine.reason or _rejection_text(decision)
 
 
-def _adjudicate(unit: Unit, pause: Pause, decision: Decision, principal: bytes | None) -> None:
+def adjudicate(unit: Unit, pause: Pause, decision: Decision, principal: bytes | None) -> None:
+    """Write what a decision means for each call of its pause."""
     write_verdicts(
         unit,
         pause,
-        {call["call_id"]: _verdict_of(decision, call["call_id"]) for call in pause.pending},
+        {call_id: verdict_of(decision, call_id) for call_id in ids(pause.pending)},
         approver=decision.decided_by or decision.actor,
         principal=principal,
         scope_of_verdict="pause" if decision.calls is None else "call",
@@ -207,7 +222,7 @@ def write_verdicts(
     authority: str = "person",
     scope_of_verdict: str = "pause",
 ) -> None:
-    """One adjudication per call of a pause: its outcome and note, by call id (ruling 48)."""
+    """One adjudication per call of a pause, its outcome and note by call id (ruling 48)."""
     rounds = checkpoints.rounds(unit, pause.run["id"], [call["call_id"] for call in pause.pending])
     checkpoints.adjudicate(
         unit,
@@ -237,10 +252,11 @@ def write_verdicts(
 
 def deny_waiting(unit: Unit, pause: Pause, text: str) -> None:
     """Close the calls of a pause that ended its run."""
-    transcript.close_pending(unit, pause.run["id"], _ids(pause.pending), text[:2000])
+    transcript.close_pending(unit, pause.run["id"], ids(pause.pending), text[:2000])
 
 
-def _ids(calls: Sequence[Row]) -> list[str]:
+def ids(calls: Sequence[Row]) -> list[str]:
+    """The ids of calls."""
     return [call["call_id"] for call in calls]
 
 

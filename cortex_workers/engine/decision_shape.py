@@ -10,8 +10,8 @@ from typing import Any
 
 import jsonschema
 
-from cortex_workers.engine.validate import checked_json, checked_text
-from cortex_workers.errors import InvalidDecision
+from cortex_workers.engine.validate import checked_object, checked_text
+from cortex_workers.errors import InvalidArgument, InvalidDecision
 from cortex_workers.schemas.agent import AgentDefinition
 from cortex_workers.schemas.checkpoint import CallDecision, CheckpointKind, Decision
 from cortex_workers.store.transitions import Row
@@ -59,9 +59,10 @@ def _checked_call(call_id: str, mine: CallDecision) -> CallDecision:
 def _checked_arguments(arguments: object) -> None:
     if arguments is None:
         return
-    if not isinstance(arguments, dict):
-        raise InvalidDecision("amended arguments must be a JSON object")
-    checked_json(arguments, "amended arguments")
+    try:
+        checked_object("amended arguments", arguments)
+    except InvalidArgument as error:
+        raise InvalidDecision(error.message) from None
 
 
 def check(kind: str, pending: Sequence[Row], agent: AgentDefinition, decision: Decision) -> None:

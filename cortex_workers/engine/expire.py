@@ -22,6 +22,8 @@ def expire_pause(rt: Runtime, suspension_id: str) -> bool:
         run = runs.get(unit, suspension["run_id"]) if suspension is not None else None
         if suspension is None or run is None or run["suspension_id"] != suspension_id:
             return False
+        if not suspension["overdue"]:
+            return False
         pending = suspensions.pending(unit, suspension_id)
         found = checkpoints.of_pause(unit, suspension_id)
         spec = runs.spec(unit, run["id"]) or {}
@@ -34,7 +36,6 @@ def _expire(unit: Unit, pause: deciding.Pause) -> bool:
     session = sessions.lock(unit, pause.run["session_id"])
     if session is not None and session["gated_at"] is not None:
         return False
-    sessions.touch(unit, pause.run["session_id"])
     deadline = f"{pause.suspension['expires_at']:%Y-%m-%d %H:%M:%S} UTC"
     to_model = pause.suspension["on_expiry"] == "return_to_model"
     guard = Guard(suspension_id=pause.suspension["id"])
@@ -46,6 +47,7 @@ def _expire(unit: Unit, pause: deciding.Pause) -> bool:
         moved = turns.move(unit, "expire", pause.run, guard, Move(values=values, actor=SWEEPER))
     if moved is None:
         return False
+    sessions.touch(unit, pause.run["session_id"])
     note = f"nobody answered before {deadline}"
     checkpoints.close_of_run(unit, pause.run["id"], "expired", int(moved["revision"]), note)
     if pause.checkpoint:

@@ -9,8 +9,11 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jsonschema
+
+from cortex_workers.engine.authority import backoff_s
 from cortex_workers.engine.execution import Execution, Planned, Result
-from cortex_workers.errors import RequiresApproval
+from cortex_workers.errors import RefusedForNow, RequiresApproval
 from cortex_workers.host import BadArguments, ToolContext, clean_text, cut_result, encode_result
 from cortex_workers.schemas.llm import ToolCall
 from cortex_workers.schemas.suspension import PendingKind
@@ -89,7 +92,8 @@ def judge(ex: Execution, planned: Planned, verdict: Row | None = None) -> Result
     try:
         planned.ready = planned.tool.validate(arguments)
     except BadArguments as error:
-        return failed(planned, clean_text(str(error))[0])
+        _refuse_changed_tool(ex, planned, arguments, str(error), approved=verdict is not None)
+        return failed(planned, planned.as_it_ran(clean_text(str(error))[0]))
     if verdict is not None:
         planned.granted = _still_same(planned, verdict)
     return _authorize(ex, planned)
@@ -109,7 +113,7 @@ def _still_same(planned: Planned, verdict: Row) -> bool:
     assert planned.ready is not None
     seen = verdict.get("payload")
     amended = amended_in(verdict, planned.call.id) is not None
-    return amended or seen is None or seen == planned.ready.canonical
+    return amended or seen is None or _equal(seen, planned.ready.canonical)
 
 
 def amended_in(verdict: Row | None, call_id: str) -> dict[str, Any] | None:
@@ -119,6 +123,35 @@ def amended_in(verdict: Row | None, call_id: str) -> dict[str, Any] | None:
     whole: dict[str, Any] | None = decision.get("amended_arguments")
     own: dict[str, Any] | None = mine.get("amended_arguments")
     return whole if whole is not None else own
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Whether two JSON values are the same, whichever way a number went through the database: it has no floats."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_equal(one[key], other[key]) for key in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_equal, one, other))
+    if isinstance(one, bool) or isinstance(other, bool) or not isinstance(other, float):
+        return bool(one == other) and type(one) is type(other)
+    try:
+        return isinstance(one, int | float) and float(one) == other
+    except OverflowError:
+        return False
+
+
+def _refuse_changed_tool(ex: Execution, planned: Planned, arguments: str, why: str, approved: bool) -> None:
+    """An approved call that fits the version the run was frozen on, and not the handler here: wait for another worker.
+
+    The approval is not used up, and no other tool runs in its place (bug case C36).
+    Raises: RefusedForNow.
+    """
+    assert planned.spec is not None and planned.tool is not None
+    if not approved or planned.tool.spec.parameters == planned.spec.parameters:
+        return
+    validator = jsonschema.validators.validator_for(planned.spec.parameters)(planned.spec.parameters)
+    if validator.is_valid(json.loads(arguments or "{}")):
+        wait_s = backoff_s(int(ex.row["hand_backs"]))
+        raise RefusedForNow(why, retry_in_s=wait_s, reason=f"tool changed: {clean_text(why)[0]}"[:200])
 
 
 def _authorize(ex: Execution, planned: Planned) -> Result | None:

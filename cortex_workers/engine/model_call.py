@@ -189,7 +189,7 @@ def _unique(ex: Execution, provided: str) -> str:
 
 def _with_ids(reply: ModelReply, calls: list[ToolCall]) -> dict[str, Any] | None:
     """The provider's opaque items; its own call ids are kept where ours differ, by position."""
-    raw = storable.document(reply.raw)
+    raw: dict[str, Any] | None = storable.document(reply.raw)
     theirs = [call.id for call in reply.tool_calls]
     if theirs == [call.id for call in calls]:
         return raw

@@ -5,6 +5,7 @@ Source: decision R13; rulings 6, 7, 30.
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from cortex_workers.engine import decide as deciding
@@ -12,8 +13,9 @@ from cortex_workers.engine import decision_shape, dispatch
 from cortex_workers.engine.decide import Pause
 from cortex_workers.engine.execution import as_it_ran
 from cortex_workers.engine.runtime import Runtime
-from cortex_workers.errors import InvalidDecision, InvalidState
-from cortex_workers.host import ResultNotEncodable, clean_text, cut_result, encode_result
+from cortex_workers.engine.validate import checked_json
+from cortex_workers.errors import InputTooLarge, InvalidDecision, InvalidState
+from cortex_workers.host import ResultNotEncodable, cut_result, encode_result
 from cortex_workers.schemas.checkpoint import Checkpoint, CheckpointKind, Decision, SettleOutcome
 from cortex_workers.store import checkpoints, sessions, suspensions, tables, transcript, transitions, turns
 from cortex_workers.store.transitions import Guard, Move, Row
@@ -34,12 +36,12 @@ def settle(
     ``now`` overrides the wait before a call that did not happen is run again (recorded).
     Raises: as ``decide``.
     """
-    decision = decision_shape.checked(decision)
+    decision, text = _with_result(rt, decision_shape.checked(decision))
     pause = deciding.load_pause(rt, checkpoint_id, scope)
     recorded = deciding.already(rt, pause, decision)
     if recorded is not None:
         return recorded
-    text = _checked(rt, pause, decision)
+    _check_shape(pause, decision)
 
     def work(unit: Unit) -> Checkpoint | None:
         return _write(rt, unit, pause, decision, text, now, principal)
@@ -48,30 +50,43 @@ def settle(
     return done if done is not None else deciding.lost(rt, checkpoint_id, decision, scope)
 
 
-def _checked(rt: Runtime, pause: Pause, decision: Decision) -> str:
+def _with_result(rt: Runtime, decision: Decision) -> tuple[Decision, str]:
+    """The decision with its result as JSON, and the text that the model reads.
+
+    Raises: InvalidDecision, UnstorableText, InputTooLarge.
+    """
+    if decision.outcome is not SettleOutcome.HAPPENED:
+        if decision.result is not None:
+            raise InvalidDecision("a result belongs to the outcome happened")
+        return decision, ""
+    try:
+        text = encode_result(decision.result)
+    except ResultNotEncodable as error:
+        raise InvalidDecision(str(error)) from None
+    if len(text) > rt.settings.input_bytes:
+        raise InputTooLarge(f"the result is larger than {rt.settings.input_bytes} bytes")
+    result = text if isinstance(decision.result, str) else json.loads(text)
+    checked_json(result, "the result")
+    return decision.model_copy(update={"result": result}), cut_result(text, rt.settings.result_bytes)
+
+
+def _check_shape(pause: Pause, decision: Decision) -> None:
     if pause.checkpoint["kind"] != CheckpointKind.UNCERTAIN_EFFECT:
         raise InvalidDecision("only an uncertain effect is settled; approve or reject this checkpoint")
     if decision.outcome is None:
         raise InvalidDecision("settle with one of: happened, did_not_happen, stop")
-    if decision.outcome is not SettleOutcome.HAPPENED:
-        if decision.result is not None:
-            raise InvalidDecision("a result belongs to the outcome happened")
-        return ""
-    try:
-        return cut_result(clean_text(encode_result(decision.result))[0], rt.settings.result_bytes)
-    except ResultNotEncodable as error:
-        raise InvalidDecision(str(error)) from None
 
 
 def _write(
     rt: Runtime, unit: Unit, pause: Pause, decision: Decision, text: str, now: bool, principal: bytes | None
 ) -> Checkpoint | None:
-    sessions.touch(unit, pause.run["session_id"])
+    sessions.lock(unit, pause.run["session_id"])
     call = pause.pending[0]
     by = decision.decided_by or decision.actor or "unknown"
     moved = _move(rt, unit, pause, decision, call, now)
     if moved is None:
         return None
+    sessions.touch(unit, pause.run["session_id"])
     outcome = decision.outcome
     assert outcome is not None
     if outcome is SettleOutcome.HAPPENED:

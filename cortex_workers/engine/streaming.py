@@ -119,7 +119,9 @@ def _told_pause(unit: Unit, run: Row, fact: Row, event: Any) -> Iterator[StreamE
         return
     asked = checkpoints.of_pause(unit, pause["id"])
     if asked is not None:
-        yield event(StreamKind.CHECKPOINT, checkpoint_id=asked["id"], kind=asked["kind"], reason=asked["reason"])
+        yield event(
+            StreamKind.CHECKPOINT, checkpoint_id=asked["id"], kind=asked["kind"], reason=asked["reason"]
+        )
     pending = [
         {"id": call["call_id"], "name": call["tool"], "arguments": call["arguments"]}
         for call in suspensions.pending(unit, pause["id"])

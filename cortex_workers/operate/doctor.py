@@ -12,7 +12,7 @@ from typing import Literal
 
 from cortex_workers.errors import CortexError, StoreUnavailable
 from cortex_workers.operate import serving
-from cortex_workers.operate.words import span
+from cortex_workers.operate.words import many, span
 from cortex_workers.ports import HintDepth
 from cortex_workers.schemas.base import Document
 from cortex_workers.settings import PREFIX, Settings, mask_url
@@ -188,7 +188,7 @@ def _workers(unit: Unit, settings: Settings) -> Check:
     counts = overview.counts_across_scopes(unit)
     waiting = counts.get("ready", 0) + counts.get("reclaimable", 0)
     if not alive:
-        says = f"none is alive; {waiting} runs wait" if waiting else "none is alive"
+        says = f"none is alive; {many(waiting, 'run')} waiting" if waiting else "none is alive"
         do = "start one: celery -A cortex_workers.tasks.app worker"
         return fail("workers", says, do) if waiting else warn("workers", says, do)
     slots = sum(each.slots for each in alive)
@@ -201,7 +201,7 @@ def _workers(unit: Unit, settings: Settings) -> Check:
     if len(versions) > 1:
         says += f"; versions {', '.join(versions)}"
     if free == 0 and waiting:
-        return warn("workers", f"{says}; {waiting} runs wait", "start more workers")
+        return warn("workers", f"{says}; {many(waiting, 'run')} waiting", "start more workers")
     return ok("workers", says)
 
 
@@ -229,7 +229,7 @@ def _agents(unit: Unit, settings: Settings) -> Check:
         more = f" (and {len(unserved) - 1} more versions)" if len(unserved) > 1 else ""
         return fail(
             "agents",
-            f"{count} runs wait for a worker that can run them: {why}{more}",
+            f"{many(count, 'run')} waiting for a worker that can run them: {why}{more}",
             "start workers that have it",
         )
     idle = overview.agents_without_worker(unit)
@@ -272,11 +272,15 @@ def _overdue(unit: Unit, settings: Settings) -> Check:
 
 def _uncertain(unit: Unit, settings: Settings) -> Check:
     found = overview.uncertain_across_scopes(unit)
-    left = f"{found['left_open']} calls of ended runs have no known outcome" if found["left_open"] else ""
+    left = (
+        f"{many(found['left_open'], 'call')} of ended runs without a known outcome"
+        if found["left_open"]
+        else ""
+    )
     if found["asked"]:
         return warn(
             "effects",
-            f"{found['asked']} calls may have taken effect and somebody is asked: {', '.join(found['first'])}"
+            f"{many(found['asked'], 'call')} may have taken effect, somebody is asked: {', '.join(found['first'])}"
             + (f"; {left}" if left else ""),
             "look at each (checkpoints show ID) and settle it: "
             "checkpoints settle ID --happened --result JSON | --did-not-happen | --stop",

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any, assert_never
 
 from cortex_workers.operate import serving
-from cortex_workers.operate.words import clock_time, moment, span
+from cortex_workers.operate.words import clock_time, many, moment, span
 from cortex_workers.schemas.lifecycle import RunState, WaitReason
 from cortex_workers.store import overview
 from cortex_workers.store.claims import READER_VERSION
@@ -66,10 +66,10 @@ def _claimable(unit: Unit, run: Row, now: datetime, since: str) -> str:
     room = overview.room_for(unit, run["pool"], run["agent_digest"])
     if room.workers == 0:
         return f"{run['state']} for {since}; {_unserved(unit, run)}"
-    workers = f"{room.workers} live worker" + ("s" if room.workers > 1 else "")
+    workers = many(room.workers, "live worker")
     if room.free == 0:
         return f"{run['state']} for {since}; {workers} could take it, all slots are full: start more workers"
-    return f"{run['state']} for {since}; {workers} with {room.free} free slots will take it"
+    return f"{run['state']} for {since}; {workers} with {many(room.free, 'free slot')} will take it"
 
 
 def _unserved(unit: Unit, run: Row) -> str:

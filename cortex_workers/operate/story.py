@@ -1,11 +1,13 @@
 """A run's traces told in order: what happened, when, by whom, and what it was about.
 
-Each list of rows gives its own entries; the database's clock, then the ordinals of the run, put them in order.
+Each list of rows gives its own entries; the ordinals of the run put them in order, which is the order of the commits. A
+call stands where its result came in, or where the term began that has left it open.
 Source: rulings 8, 48, 58.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import Any
@@ -34,7 +36,7 @@ class Entry(Document):
 def entries(traces: Traces, most: int | None = 200) -> list[Entry]:
     """The story of a run; contents are cut to ``most`` characters (None: whole)."""
     found = [*_events(traces, most), *_steps(traces, most), *_calls(traces, most), *_superseded(traces)]
-    return sorted(found, key=lambda entry: (entry.at, entry.ordinal))
+    return sorted(found, key=lambda entry: (entry.ordinal, entry.at))
 
 
 # --- What moved the run -----------------------------------------------------------------------------------------------
@@ -63,9 +65,15 @@ def _of_event(name: str, row: Row, traces: Traces, most: int | None) -> tuple[st
         return (f"output: {cut(traces.run['output'] or '', most)}",)
     if name in ("fail", "expire", "start_by") and traces.run["error_text"]:
         return (cut(traces.run["error_text"], most),)
+    if name not in ("decide", "reject", "settle", "stop"):
+        return ()
     decision = (_question(row, traces) or {}).get("decision") or {}
-    told = [("reason", decision.get("reason")), ("amended arguments", decision.get("amended_arguments"))]
-    return tuple(f"{what}: {cut(str(text), most)}" for what, text in told if text)
+    amended = decision.get("amended_arguments")
+    told = [
+        ("reason", decision.get("reason")),
+        ("amended arguments", json.dumps(amended) if amended else None),
+    ]
+    return tuple(f"{what}: {cut(text, most)}" for what, text in told if text)
 
 
 def _question(row: Row, traces: Traces) -> Row | None:
@@ -229,12 +237,13 @@ def _steps(traces: Traces, most: int | None) -> Iterator[Entry]:
 
 def _calls(traces: Traces, most: int | None) -> Iterator[Entry]:
     results = {item.seq: item.message.content for item in traces.messages}
+    terms = {row["revision"]: row["run_seq"] for row in traces.events if row["kind"] == "run.claim"}
     for row in traces.calls:
         arguments = row["executed_args"] or traces.arguments.get(row["call_id"], "{}")
         result = results.get(row["result_seq"])
         yield Entry(
-            at=row["started_at"] or row["finished_at"] or row["created_at"],
-            ordinal=row["seq"],
+            at=row["finished_at"] or row["started_at"] or row["created_at"],
+            ordinal=row["result_seq"] or max(row["seq"], terms.get(row["term_revision"], 0)),
             kind="call",
             what=f"call {row['tool']}({cut(arguments, most)}) {_state_of(row)}",
             mark=_CALL_MARKS.get(row["state"], "plain"),
@@ -243,6 +252,7 @@ def _calls(traces: Traces, most: int | None) -> Iterator[Entry]:
                 **{key: row[key] for key in _CALL_FIELDS},
                 "arguments": arguments,
                 "result": result if result is None else cut(result, most),
+                "started_at": row["started_at"].isoformat() if row["started_at"] else None,
                 "finished_at": row["finished_at"].isoformat() if row["finished_at"] else None,
             },
         )
@@ -262,7 +272,7 @@ def _state_of(row: Row) -> str:
     if row["state"] == "started":
         return f"started{again}, no outcome yet"
     took = ""
-    if row["started_at"] and row["finished_at"]:
+    if row["started_at"] and row["finished_at"] and row["settled_as"] != "happened":
         took = f" in {span(max((row['finished_at'] - row['started_at']).total_seconds(), 0.0))}"
     return f"{row['state']}{took}{again}"
 
@@ -287,11 +297,12 @@ def _of_call(row: Row, traces: Traces, result: str | None, most: int | None) -> 
 
 def _superseded(traces: Traces) -> Iterator[Entry]:
     """Questions that were closed without an event of the run: no decision could reach them any more."""
+    last = int(traces.run["next_seq"])
     for row in traces.questions:
         if row["closed_as"] == "superseded":
             yield Entry(
                 at=row["decided_at"],
-                ordinal=0,
+                ordinal=last + 1,
                 kind="question",
                 what=f"{row['id']} closed: {(row['decision'] or {}).get('reason', 'superseded')}",
                 data={"checkpoint_id": row["id"], "closed_as": row["closed_as"]},

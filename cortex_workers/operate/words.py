@@ -23,6 +23,11 @@ def span(seconds: float | timedelta) -> str:
     raise AssertionError(whole)
 
 
+def many(count: int, what: str) -> str:
+    """A number of things, in words: 1 step, 2 steps."""
+    return f"{count} {what}" + ("" if count == 1 else "s")
+
+
 def clock_time(at: datetime) -> str:
     """A time of the day in UTC, to the second."""
     return f"{at.astimezone(UTC):%H:%M:%S}"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from datetime import datetime
 from enum import StrEnum
+from typing import Any
 
 from cortex_workers.schemas.base import Document
 
@@ -29,11 +30,16 @@ class PendingKind(StrEnum):
 
 
 class PendingCall(Document):
-    """One call of a paused turn, with the model's own arguments."""
+    """One call of a paused turn: the model's own text of its arguments, and what will run if it is approved.
+
+    ``runs_with`` has every parameter, defaults filled in and values as the tool takes them; what would run is compared
+    with it again before it does.
+    """
 
     call_id: str
     tool: str
     arguments: str
+    runs_with: dict[str, Any] | None = None
     kind: PendingKind
     ordinal: int
 

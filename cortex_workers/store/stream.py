@@ -27,7 +27,9 @@ def facts(unit: Unit, run_id: str, after: int) -> list[Row]:
 
 def _events(unit: Unit, run_id: str, after: int) -> list[Row]:
     statement = (
-        select(events.c.run_seq.label("seq"), events.c.kind, events.c.revision, events.c.data, events.c.worker_id)
+        select(
+            events.c.run_seq.label("seq"), events.c.kind, events.c.revision, events.c.data, events.c.worker_id
+        )
         .where(events.c.run_id == run_id, events.c.run_seq > after)
         .order_by(events.c.run_seq)
         .limit(PAGE)

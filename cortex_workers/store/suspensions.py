@@ -147,6 +147,7 @@ def to_pending(row: Row) -> PendingCall:
         call_id=row["call_id"],
         tool=row["tool"],
         arguments=row["arguments"],
+        runs_with=row["payload"],
         kind=row["kind"],
         ordinal=row["ordinal"],
     )

@@ -10,12 +10,10 @@ from sqlalchemy import (
     Boolean,
     CheckConstraint,
     Column,
-    DateTime,
     Float,
     Index,
     Integer,
     LargeBinary,
-    MetaData,
     SmallInteger,
     Table,
     Text,
@@ -25,33 +23,40 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 
-from cortex_workers.schemas.lifecycle import STATES
-
-metadata = MetaData(
-    naming_convention={
-        "pk": "%(table_name)s_pk",
-        "uq": "%(table_name)s_%(column_0_N_name)s_key",
-        "ck": "%(table_name)s_%(constraint_name)s_check",
-    }
+from cortex_workers.store.columns import EVENT_ID, Id, Time, made, metadata, states_of
+from cortex_workers.store.tables_pauses import (
+    adjudications,
+    checkpoints,
+    pending_calls,
+    resume_admissions,
+    resume_receipts,
+    suspensions,
 )
 
-EVENT_ID = (
-    "'evt_' || lpad(to_hex((extract(epoch from clock_timestamp()) * 1000000)::bigint), 14, '0')"
-    " || substr(md5(random()::text), 1, 12)"
-)
-"""Made by the database, because one statement may write many events: microseconds first, so ids sort by time."""
-Id = Text(collation="C")
-Time = DateTime(timezone=True)
-
-
-def _states(machine: str) -> str:
-    names = ", ".join(f"'{state.value}'" for state in STATES[machine])
-    return f"state in ({names})"
-
-
-def _made() -> Column[object]:
-    return Column("created_at", Time, nullable=False, server_default=func.clock_timestamp())
-
+__all__ = [
+    "EVENT_ID",
+    "Id",
+    "Time",
+    "adjudications",
+    "agent_versions",
+    "agents",
+    "checkpoints",
+    "events",
+    "messages",
+    "metadata",
+    "pending_calls",
+    "resume_admissions",
+    "resume_receipts",
+    "run_specs",
+    "runs",
+    "sessions",
+    "steps",
+    "suspensions",
+    "sweeps",
+    "tenants",
+    "tool_calls",
+    "workers",
+]
 
 agents = Table(
     "agents",
@@ -91,7 +96,7 @@ sessions = Table(
     Column("effects_acked_at", Time),
     Column("effects_acked_by", Text),
     Column("effects_acked_reason", Text),
-    _made(),
+    made(),
     # enqueue: find or create the session of a caller's key
     Index(
         "sessions_key",
@@ -185,8 +190,8 @@ runs = Table(
     Column("completion_seq", BigInteger),
     Column("started_at", Time),
     Column("completed_at", Time),
-    _made(),
-    CheckConstraint(_states("run"), name="state"),
+    made(),
+    CheckConstraint(states_of("run"), name="state"),
     CheckConstraint(
         "(state = 'running') = (lease_owner is not null) and (state = 'running') = (lease_expires_at is not null)",
         name="lease",
@@ -260,7 +265,7 @@ messages = Table(
     Column("is_error", Boolean, nullable=False, server_default=text("false")),
     Column("raw", Text),
     Column("marked", Boolean, nullable=False, server_default=text("false")),
-    _made(),
+    made(),
 )
 
 steps = Table(
@@ -308,8 +313,8 @@ tool_calls = Table(
     Column("late_at", Time),
     Column("settled_as", Text),
     Column("settled_by", Text),
-    _made(),
-    CheckConstraint(_states("tool_call"), name="state"),
+    made(),
+    CheckConstraint(states_of("tool_call"), name="state"),
     UniqueConstraint("run_id", "step_index", "call_id"),
     UniqueConstraint("run_id", "call_id"),
     # uncertain calls of a session
@@ -320,178 +325,6 @@ tool_calls = Table(
         postgresql_where=text("state = 'started' and class <> 'retry_safe'"),
     ),
     postgresql_with={"fillfactor": "80"},
-)
-
-suspensions = Table(
-    "suspensions",
-    metadata,
-    Column("id", Id, primary_key=True),
-    Column("run_id", Id, nullable=False),
-    Column("session_id", Id, nullable=False),
-    Column("scope", Id, nullable=False),
-    Column("run_revision", BigInteger, nullable=False),
-    Column("reason", Text, nullable=False),
-    Column("step_index", Integer, nullable=False),
-    Column("next_step", Integer, nullable=False),
-    Column("messages_upto", BigInteger, nullable=False),
-    Column("usage", JSONB, nullable=False),
-    Column("schema_version", Integer, nullable=False, server_default="1"),
-    Column("digest", Text, nullable=False),
-    Column("on_expiry", Text, nullable=False),
-    Column("expires_at", Time),
-    Column("deferral_kind", Text),
-    Column("deferral_ref", Text),
-    Column("next_poll_at", Time),
-    _made(),
-    Column("ended_at", Time),
-    Column("ended_as", Text),
-    # one live pause per run
-    Index("suspensions_live", "run_id", unique=True, postgresql_where=text("ended_at is null")),
-    # expiry pass
-    Index(
-        "suspensions_due",
-        "expires_at",
-        "id",
-        postgresql_where=text("ended_at is null and expires_at is not null"),
-    ),
-    Index(
-        "suspensions_poll",
-        "next_poll_at",
-        "id",
-        postgresql_where=text("ended_at is null and next_poll_at is not null"),
-    ),
-)
-
-pending_calls = Table(
-    "pending_calls",
-    metadata,
-    Column("suspension_id", Id, primary_key=True),
-    Column("call_id", Text, primary_key=True),
-    Column("run_id", Id, nullable=False),
-    Column("session_id", Id, nullable=False),
-    Column("ordinal", Integer, nullable=False),
-    Column("kind", Text, nullable=False),
-    Column("answerable_by", Text, nullable=False),
-    Column("prompt", Text),
-    Column("response_schema", JSONB),
-    Column("payload", JSONB),
-    Column("reply_with", Text),
-    Column("answer", LargeBinary),
-    Column("answer_digest", Text),
-    Column("answered_at", Time),
-    Column("answered_by", Text),
-    Column("door", Text),
-    Index("pending_calls_call", "run_id", "call_id"),
-    Index("pending_calls_reply", "reply_with", postgresql_where=text("reply_with is not null")),
-    Index(
-        "pending_calls_open",
-        "session_id",
-        "suspension_id",
-        "ordinal",
-        postgresql_where=text("answered_at is null"),
-    ),
-)
-
-checkpoints = Table(
-    "checkpoints",
-    metadata,
-    Column("id", Id, primary_key=True),
-    Column("scope", Id, nullable=False),
-    Column("run_id", Id, nullable=False),
-    Column("agent", Id, nullable=False),
-    Column("suspension_id", Id),
-    Column("kind", Text, nullable=False),
-    Column("reason", Text, nullable=False),
-    Column("step_index", Integer, nullable=False),
-    Column("state", Text, nullable=False),
-    Column("closed_as", Text),
-    Column("decision", JSONB),
-    Column("decider_principal", LargeBinary),
-    Column("decided_at", Time),
-    Column("metadata", JSONB, nullable=False, server_default=text("'{}'::jsonb")),
-    _made(),
-    CheckConstraint(_states("checkpoint"), name="state"),
-    Index(
-        "checkpoints_pause", "suspension_id", unique=True, postgresql_where=text("suspension_id is not null")
-    ),
-    # the queue of a decider, oldest first
-    Index("checkpoints_pending", "scope", "id", postgresql_where=text("state = 'pending'")),
-    # orphans pass: pending ones by id, across scopes
-    Index(
-        "checkpoints_open",
-        "id",
-        postgresql_where=text("state = 'pending' and suspension_id is not null"),
-    ),
-    Index("checkpoints_run", "run_id", "id"),
-)
-
-adjudications = Table(
-    "adjudications",
-    metadata,
-    Column("seq", BigInteger, primary_key=True, autoincrement=True),
-    Column("run_id", Id, nullable=False),
-    Column("session_id", Id, nullable=False),
-    Column("scope", Id, nullable=False),
-    Column("call_id", Text, nullable=False),
-    Column("attempt", Integer, nullable=False),
-    Column("checkpoint_id", Id, nullable=False),
-    Column("suspension_id", Id, nullable=False),
-    Column("workload", Text, nullable=False),
-    Column("specialist", Text, nullable=False),
-    Column("outcome", Text, nullable=False),
-    Column("scope_of_verdict", Text, nullable=False),
-    Column("authority", Text, nullable=False),
-    Column("disposition", Text),
-    Column("refusal", Text),
-    Column("approver", Text),
-    Column("approver_principal", LargeBinary),
-    Column("note", Text),
-    Column("decided_at", Time),
-    Column("adjudicated_at", Time, nullable=False, server_default=func.clock_timestamp()),
-    UniqueConstraint("run_id", "call_id", "attempt"),
-    Index("adjudications_session", "session_id", "seq"),
-    Index("adjudications_export", "scope", "workload", "adjudicated_at"),
-)
-
-resume_admissions = Table(
-    "resume_admissions",
-    metadata,
-    Column("run_id", Id, primary_key=True),
-    Column("suspension_id", Id, primary_key=True),
-    Column("scope", Id, nullable=False),
-    Column("input", LargeBinary, nullable=False),
-    Column("request_digest", Text, nullable=False),
-    Column("suspension_digest", Text, nullable=False),
-    Column("run_revision", BigInteger, nullable=False),
-    Column("claimed_revision", BigInteger, nullable=False),
-    Column("schema_version", Integer, nullable=False, server_default="1"),
-    Column("admitted_at", Time, nullable=False, server_default=func.clock_timestamp()),
-    Column("admitted_by", Text),
-    Column("door", Text, nullable=False),
-    # pages and discovery, exact scope
-    Index("resume_admissions_scope", "scope", "run_id", "suspension_id"),
-)
-
-resume_receipts = Table(
-    "resume_receipts",
-    metadata,
-    Column("run_id", Id, primary_key=True),
-    Column("suspension_id", Id, primary_key=True),
-    Column("kind", Text, primary_key=True),
-    Column("digest", Text, nullable=False),
-    Column("document", JSONB),
-    Column("run_revision", BigInteger, nullable=False),
-    Column("event_id", Id),
-    Column("at", Time, nullable=False, server_default=func.clock_timestamp()),
-    CheckConstraint("kind in ('start', 'expiry', 'closure')", name="kind"),
-    # a start and an expiry exclude each other (ruling 41)
-    Index(
-        "resume_receipts_once",
-        "run_id",
-        "suspension_id",
-        unique=True,
-        postgresql_where=text("kind in ('start', 'expiry')"),
-    ),
 )
 
 events = Table(

@@ -183,8 +183,9 @@ def _redis_transport(settings: Settings, role: Role) -> dict[str, Any]:
         "global_keyprefix": f"{settings.queue_prefix}:",
         # Hints have no priorities, so one list per queue instead of four (ruling 17).
         "priority_steps": [0],
-        # A half-open connection blocks for ever without these (celery.md 9).
-        "socket_timeout": 3 if quick else 30,
+        # A half-open connection blocks for ever without these (celery.md 9). While a broker is frozen the consumer's
+        # loop stands still for a few of them in a row, and the live file with it: 30 made 90 s of that.
+        "socket_timeout": 3 if quick else 10,
         "socket_connect_timeout": 2 if quick else 5,
         "socket_keepalive": True,
         "health_check_interval": 25,

@@ -7,6 +7,7 @@ Source: rulings 12, 16, 17, 21, 60; celery.md 9, 14.
 from __future__ import annotations
 
 import atexit
+import concurrent.futures.thread  # noqa: F401  Celery needs it, and the interpreter refuses to load it while it ends
 import os
 import threading
 import weakref

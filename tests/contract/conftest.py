@@ -62,6 +62,21 @@ def common_database(common_url: str, common_told: Told) -> Iterator[Database]:
     database.dispose()
 
 
+@pytest.fixture(scope="module")
+def common_world(common_url: str) -> Iterator[World]:
+    """The same for the tests of a module that look at their own rows only."""
+    world = World(common_url)
+    yield world
+    world.close()
+
+
+@pytest.fixture(scope="module")
+def common_referee(common_url: str) -> Iterator[Referee]:
+    referee = Referee(common_url)
+    yield referee
+    referee.close()
+
+
 @pytest.fixture
 def referee(database_url: str) -> Iterator[Referee]:
     """Somebody who holds locks and watches."""

@@ -13,7 +13,7 @@ from sqlalchemy import event, select, update
 from cortex_workers.schemas.lease import Term
 from cortex_workers.schemas.lifecycle import RunState
 from cortex_workers.schemas.notifications import RunReady, RunReclaimable
-from cortex_workers.store import leases, sessions, tables
+from cortex_workers.store import clock, leases, sessions, tables
 from cortex_workers.store.transitions import Guard
 from cortex_workers.store.unit import Unit
 from tests.contract.rows import Rows
@@ -183,6 +183,21 @@ def test_giving_up_a_turn_leaves_the_turn_with_the_run_that_was_given_up(rows: R
     assert hand_off(rows, terms) == [first]
     assert (rows.run(first)["wait_reason"], rows.run(second)["wait_reason"]) == (None, "turn")
     assert [(told.kind, told.run_id) for told in rows.told] == [("RunReclaimable", first)]
+
+
+def test_a_run_given_up_in_a_gated_session_waits_and_is_told_to_nobody(rows: Rows) -> None:
+    (run_id,) = rows.ready_in_session(1)
+    terms = rows.claim(ME, [run_id])
+    with rows.database.transaction() as unit:
+        unit.execute(
+            update(tables.sessions)
+            .where(tables.sessions.c.id == rows.run(run_id)["session_id"])
+            .values(gated_at=clock.wall())
+        )
+    rows.told.clear()
+    assert hand_off(rows, terms) == [run_id]
+    assert rows.run(run_id)["wait_reason"] == "gate"
+    assert rows.told == []
 
 
 def test_giving_up_waits_for_no_session_that_somebody_works_on(rows: Rows) -> None:

@@ -1,23 +1,25 @@
 """The lock order of `cortex_workers/store/README.md`: read off every door, and proven by sessions that wait."""
 
-from collections.abc import Callable
-from contextlib import suppress
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
+from cortex_workers import Client
 from cortex_workers.engine import expire, suspend
-from cortex_workers.schemas.ids import RUN, SESSION, new_id
+from cortex_workers.schemas.ids import RUN, new_id
 from cortex_workers.schemas.lifecycle import RUN as RUN_MACHINE
 from cortex_workers.schemas.run import EnqueueRun
-from cortex_workers.store import claims, leases, runs, sessions, tables, transcript, turns
+from cortex_workers.store import claims, clock, leases, sessions, tables, transcript, turns
 from cortex_workers.store.claims import Claimer
 from cortex_workers.store.database import Database
-from cortex_workers.store.transitions import Guard, Move, Row
+from cortex_workers.store.transitions import Guard, Row
 from cortex_workers.testing import factory
 from tests.contract.meeting import Referee, in_background, together
 from tests.contract.recorder import Recorder, Statement, recording
-from tests.engine.world import SCOPE, Worker, World, at, call, say, turn
+from tests.engine.world import Worker, World, at, call, say, turn
 
 ORDER = ["sessions", "tenants", "runs", "suspensions", "pending_calls", "checkpoints"]
 
@@ -169,3 +171,320 @@ def sweep_every_way(world: World, worker: Worker) -> None:
         assert expire.lapse(worker.rt, run["id"])
         late = factory.a_run(world.database, start_by=run["created_at"], session=session and new_id(RUN))
         assert expire.cancel_unstarted(worker.rt, late["id"])
+
+
+# --- Proven by sessions that wait for one another -----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Door:
+    """A way to write to a run: the run it is for, and what is done to it."""
+
+    name: str
+    arrange: Callable[[Database, str | None], Row]
+    go: Callable[[World, Row], Any]
+    to: str
+
+
+def asked(world: World, run: Row) -> str:
+    return factory.checkpoint_of(world.database, run)
+
+
+def by_holder(name: str) -> Callable[[World, Row], Any]:
+    return lambda world, run: factory.move(world.database, name, run, Guard(term=factory.term_of(run)))
+
+
+def by_client(use: Callable[[Any, World, Row], Any]) -> Callable[[World, Row], Any]:
+    return lambda world, run: use(client_of(world), world, run)
+
+
+@functools.cache
+def client_of(world: World) -> Client:
+    return world.client()
+
+
+def running(database: Database, session: str | None) -> Row:
+    return factory.a_running_run(database, session=session)
+
+
+def lapsed(database: Database, session: str | None) -> Row:
+    return factory.a_running_run(database, session=session, ttl_s=0.0)
+
+
+def paused_run(database: Database, session: str | None) -> Row:
+    factory.an_agent(database)
+    return factory.a_paused_run(database, session=session)
+
+
+def overdue(database: Database, session: str | None) -> Row:
+    return factory.a_paused_run(database, session=session, ttl_s=0.0)
+
+
+def uncertain(database: Database, session: str | None) -> Row:
+    return factory.an_uncertain_run(database, session=session)
+
+
+def waiting(database: Database, session: str | None) -> Row:
+    return factory.a_run(database, session=session)
+
+
+def late(database: Database, session: str | None) -> Row:
+    return factory.a_run(database, session=session, start_by=clock.wall())
+
+
+ENDING = [
+    Door("complete", running, by_holder("complete"), "completed"),
+    Door("fail", running, by_holder("fail"), "failed"),
+    Door("cancel waiting", waiting, by_client(lambda client, _, run: client.cancel(run["id"])), "cancelled"),
+    Door("cancel running", running, by_client(lambda client, _, run: client.cancel(run["id"])), "cancelled"),
+    Door(
+        "cancel paused", paused_run, by_client(lambda client, _, run: client.cancel(run["id"])), "cancelled"
+    ),
+    Door(
+        "reject",
+        paused_run,
+        by_client(lambda client, world, run: client.decide(asked(world, run), approved=False)),
+        "failed",
+    ),
+    Door(
+        "stop",
+        uncertain,
+        by_client(lambda client, world, run: client.settle(asked(world, run), "stop")),
+        "failed",
+    ),
+    Door(
+        "expire",
+        overdue,
+        by_client(lambda client, _, run: expire.expire_pause(client.runtime, run["suspension_id"])),
+        "failed",
+    ),
+    Door(
+        "start_by",
+        late,
+        by_client(lambda client, _, run: expire.cancel_unstarted(client.runtime, run["id"])),
+        "cancelled",
+    ),
+]
+TOUCHING = [
+    Door(
+        "approve",
+        paused_run,
+        by_client(lambda client, world, run: client.decide(asked(world, run), approved=True)),
+        "ready",
+    ),
+    Door(
+        "settle",
+        uncertain,
+        by_client(lambda client, world, run: client.settle(asked(world, run), "happened", result="done")),
+        "ready",
+    ),
+]
+LETTING_GO = [
+    Door("slice_end", running, by_holder("slice_end"), "ready"),
+    Door("hand_off", running, by_holder("hand_off"), "reclaimable"),
+    Door("hand_back", running, by_holder("hand_back"), "ready"),
+    Door(
+        "lapse", lapsed, lambda world, run: factory.move(world.database, "lapse", run, Guard()), "reclaimable"
+    ),
+]
+
+
+def name_of(value: Any) -> str | None:
+    return value.name if isinstance(value, Door) else None
+
+
+@pytest.mark.parametrize(
+    ("door", "shared"),
+    [
+        *((door, shared) for door in (*ENDING, *TOUCHING) for shared in (False, True)),
+        *((door, True) for door in LETTING_GO),
+    ],
+    ids=name_of,
+)
+def test_a_door_waits_for_the_session_before_it_holds_the_run(
+    common_world: World, common_referee: Referee, door: Door, shared: bool
+) -> None:
+    world, referee = common_world, common_referee
+    run = door.arrange(world.database, new_id(RUN) if shared else None)
+    with (
+        referee.holding("sessions", run["session_id"]) as holder,
+        in_background(lambda: door.go(world, run)) as (done,),
+    ):
+        referee.wait_for_waiters()
+        assert referee.is_free("runs", run["id"])
+        holder.rollback()
+        done.result()
+    assert world.run(run["id"])["state"] == door.to
+
+
+@pytest.mark.parametrize(
+    ("door", "shared"),
+    [
+        *((door, shared) for door in (*ENDING, *TOUCHING) for shared in (False, True)),
+        *((door, True) for door in LETTING_GO),
+    ],
+    ids=name_of,
+)
+def test_a_door_that_waits_for_the_run_holds_the_session(
+    common_world: World, common_referee: Referee, door: Door, shared: bool
+) -> None:
+    world, referee = common_world, common_referee
+    run = door.arrange(world.database, new_id(RUN) if shared else None)
+    with referee.holding("runs", run["id"]) as holder, in_background(lambda: door.go(world, run)) as (done,):
+        referee.wait_for_waiters()
+        assert not referee.is_free("sessions", run["session_id"])
+        holder.rollback()
+        done.result()
+    assert world.run(run["id"])["state"] == door.to
+
+
+@pytest.mark.parametrize("door", LETTING_GO, ids=name_of)
+def test_the_short_way_of_an_unshared_run_does_not_wait_for_its_session(
+    common_world: World, common_referee: Referee, door: Door
+) -> None:
+    world, referee = common_world, common_referee
+    run = door.arrange(world.database, None)
+    with referee.holding("sessions", run["session_id"]):
+        door.go(world, run)
+    assert world.run(run["id"])["state"] == door.to
+
+
+def test_a_holders_progress_waits_for_nobody_but_its_run(world: World, referee: Referee) -> None:
+    run = factory.a_running_run(world.database, session="talk")
+    with referee.holding("sessions", run["session_id"]):
+        world.database.run(lambda unit: transcript.save(unit, factory.term_of(run), 1, {"step_count": 1}))
+    assert world.run(run["id"])["step_count"] == 1
+
+
+@pytest.mark.parametrize("table", ["sessions", "runs"])
+def test_a_claim_passes_over_what_is_locked_and_waits_for_nothing(
+    world: World, referee: Referee, table: str
+) -> None:
+    locked = factory.a_run(world.database, session="talk")
+    free = factory.a_run(world.database, session="other")
+    claimer = Claimer("worker-a", 60.0, "main", [factory.AGENT.digest()])
+
+    def claim(work: Callable[[Any], list[Row]]) -> list[str]:
+        return [row["id"] for row in world.database.run(work)]
+
+    with referee.holding(table, locked["session_id" if table == "sessions" else "id"]):
+        assert claim(lambda unit: claims.claim_named(unit, claimer, locked["id"])) == []
+        assert claim(lambda unit: claims.claim_next(unit, claimer, starts=True)) == [free["id"]]
+    assert claim(lambda unit: claims.claim_named(unit, claimer, locked["id"])) == [locked["id"]]
+
+
+def test_a_run_that_becomes_shared_while_it_is_let_go_is_let_go_the_long_way(
+    world: World, referee: Referee
+) -> None:
+    """Its session is joined by somebody who has marked it and has not committed yet."""
+    run = factory.a_running_run(world.database)
+    with world.database.transaction() as joining:
+        sessions.lock(joining, run["session_id"])
+        sessions.share(joining, run["session_id"], True)
+        with in_background(lambda: by_holder("slice_end")(world, run)) as (done,):
+            referee.wait_for_waiters()
+            joining.connection.commit()
+            done.result()
+    now = world.run(run["id"])
+    assert (now["state"], now["shared"], now["serial"], now["wait_reason"]) == ("ready", True, True, None)
+
+
+# --- Operations that cross ----------------------------------------------------------------------------------------
+
+
+def requests(
+    keys: Sequence[str], ids: Sequence[str | None] = (), tenants: Sequence[str] = ()
+) -> list[EnqueueRun]:
+    return [
+        EnqueueRun(
+            agent=factory.AGENT.name,
+            input="hello",
+            session=key or None,
+            run_id=ids[index] if ids else None,
+            scope=f"tenant={tenants[index] if tenants else 'acme'}",
+        )
+        for index, key in enumerate(keys)
+    ]
+
+
+def cross(referee: Referee, *works: Callable[[], Any], rounds: int = 1) -> list[Any]:
+    """Let them run into each other; nobody may fail, and Postgres may have had nothing to resolve."""
+    results: list[Any] = []
+    for _ in range(rounds):
+        results = together(*works)
+        assert [item for item in results if isinstance(item, Exception)] == []
+    assert referee.deadlocks() == 0
+    return results
+
+
+def test_sessions_created_in_opposite_order_meet_without_a_deadlock(world: World, referee: Referee) -> None:
+    factory.an_agent(world.database)
+    client = world.client()
+    keys = [f"talk {number}" for number in range(30)]
+    mine, theirs = requests(keys), requests(keys[::-1])
+    cross(referee, lambda: client.enqueue_many(mine), lambda: client.enqueue_many(theirs))
+    assert len(world.rows(tables.sessions)) == len(keys)
+    cross(referee, lambda: client.enqueue_many(mine), lambda: client.enqueue_many(theirs))
+    by_session: dict[str, list[int]] = {}
+    for run in world.rows(tables.runs):
+        by_session.setdefault(run["session_id"], []).append(run["session_seq"])
+    assert all(sorted(seqs) == [1, 2, 3, 4] for seqs in by_session.values())
+
+
+def test_the_same_ids_in_opposite_order_meet_without_a_deadlock(world: World, referee: Referee) -> None:
+    factory.an_agent(world.database)
+    client = world.client()
+    ids = [new_id(RUN) for _ in range(40)]
+    tenants = [f"t{number}" for number in range(40)]
+    mine = requests([""] * 40, ids, tenants)
+    first, second = cross(referee, lambda: client.enqueue_many(mine), lambda: client.enqueue_many(mine[::-1]))
+    assert [item.id for item in first] == ids
+    assert {item.id: item.fresh for item in first} == {item.id: not item.fresh for item in second}
+
+
+def test_a_conversation_full_of_work_is_no_knot(world: World, referee: Referee) -> None:
+    """Joins, ends, cancels, decisions and lapses of one session at once."""
+    factory.an_agent(world.database)
+    client, database = world.client(), world.database
+    for round_ in range(4):
+        key = f"talk {round_}"
+        waits = factory.a_paused_run(database, session=key)
+        held = factory.a_running_run(database, session=key)
+        ready = factory.a_run(database, session=key)
+        cross(
+            referee,
+            lambda key=key: client.enqueue_many(requests([key, f"{key} aside"])),
+            lambda key=key: client.enqueue_many(requests([f"{key} aside", key])),
+            lambda waits=waits: client.decide(asked(world, waits), approved=True),
+            lambda held=held: by_holder("complete")(world, held),
+            lambda ready=ready: client.cancel(ready["id"]),
+            lambda held=held: database.run(lambda unit: turns.recompute(unit, held["session_id"])),
+        )
+        rows = world.rows(tables.runs, tables.runs.c.session_id == held["session_id"])
+        turn_ = [row for row in rows if row["state"] == "ready" and row["wait_reason"] is None]
+        assert [row["id"] for row in turn_] == [waits["id"]], "the answered run goes first"
+
+
+def test_a_watchdog_and_those_who_join_do_not_wait_for_each_other(world: World, referee: Referee) -> None:
+    factory.an_agent(world.database)
+    client, database = world.client(), world.database
+    held = [factory.a_running_run(database, session=f"talk {number}") for number in range(20)]
+    terms = [factory.term_of(run) for run in held]
+    keys = [f"talk {number}" for number in range(20)]
+
+    def hand_off() -> set[str]:
+        moved: set[str] = set()
+        for _ in range(1000):
+            if len(moved) == len(held):
+                break
+            rows = database.run(lambda unit: leases.hand_off_all(unit, factory.OWNER, terms, factory.OWNER))
+            moved |= {row["id"] for row in rows}
+        return moved
+
+    moved, *_ = cross(
+        referee,
+        hand_off,
+        lambda: client.enqueue_many(requests(keys)),
+        lambda: client.enqueue_many(requests(keys[::-1])),
+    )
+    assert moved == {run["id"] for run in held}

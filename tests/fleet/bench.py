@@ -103,10 +103,14 @@ class Bench:
             each for each in self.processes if isinstance(each, WorkerProcess) and each.status == "running"
         ]
 
-    def producer(self, **settings: Any) -> Client:
-        """A producer's client, with a publisher of its own."""
-        given = {"database_url": self.database_url, "broker_url": self.broker_url, "breaker_s": 1.0}
-        return Client(Settings(**{**given, **settings}), scope=SCOPE, actor="a-test")
+    def producer(self, **environment: str) -> Client:
+        """A producer's client with the settings of the fleet and a publisher of its own."""
+        given = {**self.environment, **environment}
+        prefix = "CORTEX_"
+        settings = {
+            name.removeprefix(prefix).lower(): text for name, text in given.items() if name.startswith(prefix)
+        }
+        return Client(Settings.model_validate(settings), scope=SCOPE, actor="a-test")
 
     def end(self) -> None:
         """End everything at once."""

@@ -1,29 +1,33 @@
 """The demo as a stranger starts it: one command, nothing beside it, and nothing left behind."""
 
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import psutil
 import pytest
+from rich.console import Console
 
 from cortex_workers.cli.demo import proof, world
 from cortex_workers.cli.demo.feed import Fact
 from cortex_workers.cli.demo.fleet import Member
+from cortex_workers.cli.demo.teller import Prose
 from cortex_workers.cli.demo.world import Line, World
 from cortex_workers.host import ToolContext
 from cortex_workers.schemas.run import Run
 from tests.waiting import wait_until
 
+COMMAND = Path(sys.executable).with_name("cortex-workers")
 DEMO_S = 120
 """The demo's own promise: a stranger sees it all within two minutes."""
 
@@ -34,32 +38,27 @@ Start = Callable[..., "Demo"]
 class Demo:
     """`cortex-workers demo --json` as a process, its lines read as they come."""
 
-    def __init__(self, folder: Path, *options: str) -> None:
+    def __init__(self, folder: Path, *options: str, elsewhere: bool = True) -> None:
         self.folder = folder / "data" / "demo"
         self._errors = folder / f"errors-{len(list(folder.iterdir()))}"
+        self.environment = {
+            **{key: text for key, text in os.environ.items() if not key.startswith(("CORTEX_", "CELERY_"))},
+            "CORTEX_DATA_DIR": str(folder / "data"),
+        }
+        # A database that it must not touch, and a wish that it must not follow.
+        foreign = {"CORTEX_DATABASE_URL": "postgresql://nobody@127.0.0.1:1/none", "CORTEX_LEASE_TTL_S": "600"}
         with self._errors.open("w") as errors:
-            self.process = self._start(folder, options, errors)
+            self.process = subprocess.Popen(
+                [COMMAND, "demo", "--json", *options],
+                env=self.environment | (foreign if elsewhere else {}),
+                cwd=folder,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+            )
         self.lines: list[dict[str, Any]] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-
-    @staticmethod
-    def _start(folder: Path, options: Sequence[str], errors: IO[str]) -> subprocess.Popen[str]:
-        kept = {key: value for key, value in os.environ.items() if not key.startswith(("CORTEX_", "CELERY_"))}
-        return subprocess.Popen(
-            [Path(sys.executable).with_name("cortex-workers"), "demo", "--json", *options],
-            # A wish of its own that the demo must not follow, and a database that it must not touch.
-            env={
-                **kept,
-                "CORTEX_DATA_DIR": str(folder / "data"),
-                "CORTEX_DATABASE_URL": "postgresql://nobody@127.0.0.1:1/none",
-                "CORTEX_LEASE_TTL_S": "600",
-            },
-            cwd=folder,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-        )
 
     def _read(self) -> None:
         assert self.process.stdout is not None
@@ -73,6 +72,8 @@ class Demo:
     def until(self, event: str) -> dict[str, Any]:
         """Wait for the first line of an event."""
         wait_until(lambda: self.all(event) or self.process.poll() is not None, event, DEMO_S)
+        if self.process.poll() is not None:
+            self._reader.join(10)
         assert self.all(event), self.lines
         return self.all(event)[0]
 
@@ -104,8 +105,8 @@ def demos(folder: Path) -> Iterator[Start]:
     """Start demos; none outlives this."""
     started: list[Demo] = []
 
-    def start(*options: str) -> Demo:
-        started.append(Demo(folder, *options))
+    def start(*options: str, elsewhere: bool = True) -> Demo:
+        started.append(Demo(folder, *options, elsewhere=elsewhere))
         return started[-1]
 
     yield start
@@ -170,6 +171,36 @@ def test_an_approval_is_continued_by_another_worker(shown: Demo) -> None:
     assert (left["worker"], left["exit_code"]) == (first, 0)
 
 
+def test_the_same_facts_make_a_story(shown: Demo) -> None:
+    text = io.StringIO()
+    prose = Prose(Console(file=text, width=500), datetime.fromisoformat(shown.lines[0]["at"]))
+    quiet = {line["run_id"] for line in shown.all("run.complete")} - asked_for(shown).keys()
+    assert len(quiet) == 20
+    for run_id in quiet:
+        prose.introduce(run_id, "a voucher", quietly=True)
+    for run_id, asked in asked_for(shown).items():
+        prose.introduce(run_id, asked)
+    for line in shown.lines[:-1]:
+        known = {key: line[key] for key in ("event", "run_id", "worker")}
+        prose.tell(Fact(**known, at=datetime.fromisoformat(line["at"]), facts=line))
+    told = text.getvalue()
+    for death in shown.all("worker.killed"):
+        assert f"kill -9 {death['pid']}" in told
+        assert f"where {death['worker']} left it" in told
+    assert "enqueues Refund order 17" in told
+    assert "approves: “The machine is back in the store.”" in told
+    assert "asks the bank: paid, receipt R-2" in told
+    assert "once more, under the same idempotency key" in told
+    assert "all 20 completed" in told
+    assert "voucher" not in told
+
+
+def asked_for(shown: Demo) -> dict[str, str]:
+    """The three runs of the chapters, by what was asked."""
+    ids = list(dict.fromkeys(line["run_id"] for line in shown.all("run.enqueue")))
+    return dict(zip(ids[:3], ("Refund order 17", "Pay invoice 4711", "Pay invoice 4712"), strict=True))
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_demo_that_is_stopped_leaves_nothing_behind(demo: Start, number: int) -> None:
     shown = demo()
@@ -201,11 +232,19 @@ def test_a_second_demo_in_the_same_folder_says_so(demo: Start) -> None:
     assert first.process.poll() is None
 
 
-def test_a_kept_demo_stays_until_it_is_stopped(demo: Start) -> None:
-    shown = demo("--keep", "--no-flower")
+def test_a_kept_demo_stays_and_is_found_by_other_commands_until_it_is_stopped(demo: Start) -> None:
+    shown = demo("--keep", "--no-flower", elsewhere=False)
     assert shown.until("summary")["ok"]
+    listed = subprocess.run(
+        [COMMAND, "runs", "list", "--scope", "tenant=demo", "--limit", "50", "--json"],
+        env=shown.environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert {run["state"] for run in json.loads(listed.stdout)} == {"completed"}
     assert shown.process.poll() is None
-    assert shown.processes()
     shown.process.send_signal(signal.SIGINT)
     assert shown.wait() == 130
     assert not shown.processes()

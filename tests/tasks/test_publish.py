@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 
@@ -254,3 +256,22 @@ def test_a_closed_publisher_begins_again_when_it_is_used(
     publish(ready())
     assert publish.flush()
     assert len(Queue(broker_url, "cw.continue")) == 2
+
+
+def test_a_producer_that_just_ends_has_sent_its_hint(broker_url: str) -> None:
+    code = (
+        "from cortex_workers.settings import Settings\n"
+        "from cortex_workers.tasks.publish import CeleryPublisher\n"
+        "from cortex_workers.schemas.notifications import RunReady\n"
+        f"publish = CeleryPublisher(Settings(broker_url={broker_url!r}))\n"
+        "publish(RunReady(run_id='arun_1', revision=1))\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    assert [body["run_id"] for body in Queue(broker_url, "cw.continue").bodies()] == ["arun_1"]
+
+
+def test_a_producer_loads_celery_only_when_it_sends() -> None:
+    code = (
+        "import sys, cortex_workers.tasks.publish; assert not {'celery', 'kombu', 'redis'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

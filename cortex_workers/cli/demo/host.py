@@ -84,7 +84,8 @@ SUPPORT = [
     {"call": [{"tool": "refund", "args": {"order_id": "17", "amount_cents": 18_900}}]},
     {"say": "Your 189.00 for order 17 are on their way: {last_result}."},
 ]
-PAYMENTS = {"match": [_payment(invoice) for invoice in INVOICES]}
+_OTHERWISE = {"default": True, "turns": [{"say": f"I can pay {' and '.join(INVOICES)}."}]}
+PAYMENTS = {"match": [*(_payment(invoice) for invoice in INVOICES), _OTHERWISE]}
 VOUCHERS = [
     {"call": [{"tool": "send_voucher", "args": {"customer": "{input}", "amount_cents": VOUCHER_CENTS}}]},
     {"say": "Sent to {input}: {last_result}."},

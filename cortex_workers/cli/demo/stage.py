@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import time
@@ -17,6 +18,7 @@ from typing import NoReturn
 from rich.console import Console
 
 from cortex_workers import telemetry
+from cortex_workers.cli import here
 from cortex_workers.cli.demo import proof, teller, world
 from cortex_workers.cli.demo.failure import DemoFailed
 from cortex_workers.cli.demo.feed import Feed
@@ -28,6 +30,7 @@ from cortex_workers.cli.demo.world import World
 from cortex_workers.client import Client
 from cortex_workers.embedded import EmbeddedServers
 from cortex_workers.errors import CortexError
+from cortex_workers.operate.inspect import Timeline, timeline
 from cortex_workers.settings import Settings
 from cortex_workers.store import migrate
 
@@ -47,6 +50,7 @@ SETTINGS = {
     "CORTEX_DRAIN_S": "8",
     "CORTEX_LOG_FORMAT": "json",
 }
+_WORKER_ID = re.compile(r"\S+:\d+:[0-9a-f]{8}")
 _OURS = ("CORTEX_", "CELERY_", "FLOWER_")
 
 
@@ -72,12 +76,14 @@ def run(*, json: bool, keep: bool, flower: bool) -> int:
     speaker: Teller = teller.JsonLines(console) if json else teller.Prose(console, began)
     telemetry.configure_logging("json", "error")
     folder = Path(os.environ.get("CORTEX_DATA_DIR") or Settings.model_fields["data_dir"].default)
+    elsewhere = "CORTEX_DATABASE_URL" in os.environ
     try:
         with _stoppable(), _stage(folder.absolute() / "demo", speaker, flower) as stage:
             good = _play(stage, speaker, clock)
             if keep:
-                speaker.kept(stage.addresses)
-                _until_stopped(stage.fleet)
+                with _at_hand(folder, stage, elsewhere) as environment:
+                    speaker.kept(environment)
+                    _until_stopped(stage.fleet)
             return 0 if good else 1
     except DemoFailed as error:
         speaker.failed(str(error), error.logs)
@@ -99,8 +105,20 @@ def _play(stage: Stage, speaker: Teller, clock: float) -> bool:
     runs = [stage.client.get(run_id) for run_id in story.runs]
     lines, _ = stage.world.lines()
     summary = proof.sum_up(runs, lines, story.facts, stage.fleet.workers, time.monotonic() - clock)
+    speaker.retell(_retold(stage, story.killed_runs[-1]))
     speaker.end(summary)
     return summary.is_good
+
+
+def _retold(stage: Stage, run_id: str) -> Timeline:
+    """A run as `runs show` tells it, with the workers' short names."""
+    told = timeline(stage.client.runtime, run_id, str(stage.client.settings.scope))
+
+    def name(found: re.Match[str]) -> str:
+        return stage.fleet.name_of(found[0]) or found[0]
+
+    entries = [each.model_copy(update={"what": _WORKER_ID.sub(name, each.what)}) for each in told.entries]
+    return told.model_copy(update={"entries": tuple(entries)})
 
 
 @contextmanager
@@ -207,6 +225,23 @@ def _deaf() -> None:
     """From here on everything is being put away, which takes seconds and must not be cut short."""
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, signal.SIG_IGN)
+
+
+@contextmanager
+def _at_hand(folder: Path, stage: Stage, elsewhere: bool) -> Iterator[dict[str, str]]:
+    """Let other commands find the fleet, and give the environment that they need besides.
+
+    They find it by themselves, unless they would find another one first.
+    """
+    names = ["CORTEX_SCOPE"]
+    if elsewhere or here.running_up(folder) is not None:
+        yield {name: stage.addresses[name] for name in ["CORTEX_DATABASE_URL", "CORTEX_BROKER_URL", *names]}
+        return
+    here.announce(folder, stage.addresses["CORTEX_DATABASE_URL"], stage.addresses["CORTEX_BROKER_URL"])
+    try:
+        yield {name: stage.addresses[name] for name in names}
+    finally:
+        here.withdraw(folder)
 
 
 def _until_stopped(fleet: Fleet) -> NoReturn:

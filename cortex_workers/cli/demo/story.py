@@ -36,6 +36,7 @@ class Story:
         self._feed = feed
         self._teller = teller
         self.runs: list[str] = []
+        self.killed_runs: list[str] = []
         self.facts: list[Fact] = []
 
     def a_person_is_asked(self) -> None:
@@ -83,7 +84,6 @@ class Story:
         self._world.release(TO_BANK)
         self._mass()
         self._until(run_id, "run.lapse", "the end of the dead worker's lease")
-        self._until(run_id, "run.hand_back_reclaimable", "the bank's word")
         self._until(run_id, "run.complete", "the moment from which “not paid” is certain")
 
     def settle(self) -> None:
@@ -131,6 +131,7 @@ class Story:
     def _kill(self, caught: Fact, when: str) -> None:
         worker = self._worker_of(caught)
         self._fleet.kill(worker)
+        self.killed_runs.append(str(caught.run_id))
         self._look()
         facts = {"pid": worker.pid, "when": when}
         self._tell(Fact("worker.killed", datetime.now(UTC), caught.run_id, worker.name, facts))

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
@@ -13,11 +16,13 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
+from cortex_workers.cli import draw
 from cortex_workers.cli.demo.failure import LogEnd
 from cortex_workers.cli.demo.feed import Fact
 from cortex_workers.cli.demo.fleet import Fleet
 from cortex_workers.cli.demo.proof import Summary
 from cortex_workers.cli.demo.words import Narrator
+from cortex_workers.operate.inspect import Timeline
 
 
 class Teller(Protocol):
@@ -43,6 +48,10 @@ class Teller(Protocol):
         """Show that something takes time."""
         ...
 
+    def retell(self, timeline: Timeline) -> None:
+        """Tell one run once more, as an operator sees it."""
+        ...
+
     def end(self, summary: Summary) -> None:
         """Tell how it ended."""
         ...
@@ -52,7 +61,7 @@ class Teller(Protocol):
         ...
 
     def kept(self, environment: Mapping[str, str]) -> None:
-        """Tell that everything stays until Ctrl-C, and what can be done meanwhile."""
+        """Tell that everything stays until Ctrl-C, and what can be done meanwhile in which environment."""
         ...
 
     def stopped(self) -> None:
@@ -84,6 +93,10 @@ class JsonLines:
     def busy(self, what: str) -> AbstractContextManager[Any]:
         return nullcontext()
 
+    def retell(self, timeline: Timeline) -> None:
+        entries = [entry.model_dump(mode="json") for entry in timeline.entries]
+        self.tell(Fact("run.timeline", timeline.now, timeline.run.id, facts={"entries": entries}))
+
     def end(self, summary: Summary) -> None:
         self._line({"event": "summary", **summary.as_json()})
 
@@ -101,6 +114,13 @@ class JsonLines:
         self._console.out(json.dumps(content, ensure_ascii=False, default=str), highlight=False)
 
 
+_TRY = (
+    'enqueue support "Refund order 17"',
+    "checkpoints list",
+    "checkpoints approve CHECKPOINT --reason 'I have seen it'",
+    "runs list",
+    "runs show RUN",
+)
 _WHY = """
 Why it works
   A run is rows in Postgres. Messages only wake workers; a lost one is sent again.
@@ -152,6 +172,10 @@ class Prose:
     def busy(self, what: str) -> AbstractContextManager[Any]:
         return self._console.status(Text(what, "dim"), spinner="dots")
 
+    def retell(self, timeline: Timeline) -> None:
+        self.chapter("The last run once more", "What `cortex-workers runs show` tells an operator.")
+        self._console.print(draw.timeline(timeline))
+
     def end(self, summary: Summary) -> None:
         table = Table.grid(padding=(0, 3, 0, 2))
         for name, value, good in summary.rows():
@@ -165,17 +189,21 @@ class Prose:
             self._console.print(_WHY)
 
     def failed(self, why: str, logs: Sequence[LogEnd]) -> None:
-        self._console.print(Text(f"\nThe demo went wrong: {why}", "bold red"))
         for each in logs:
             self._console.print(Text(f"\n{each.name}, the end of {each.path}", "bold"))
             self._console.print(Text(each.words or "(it said nothing)", "dim"))
+        # Last, where a person looks first.
+        self._console.print(Text(f"\nThe demo went wrong: {why}", "bold red"))
 
     def kept(self, environment: Mapping[str, str]) -> None:
-        self._console.print("\n[bold]Everything stays up until Ctrl-C.[/] In another terminal:\n")
-        for name in ("CORTEX_DATABASE_URL", "CORTEX_BROKER_URL", "CORTEX_SCOPE"):
-            self._console.out(f"  export {name}={environment[name]}")
-        self._console.out('  cortex-workers enqueue vouchers "customer 21"')
-        self._console.out("  cortex-workers runs list")
+        self._console.print(
+            "\n[bold]Everything stays up until Ctrl-C.[/] In another terminal, in this folder:\n"
+        )
+        for name, value in environment.items():
+            self._console.out(f"  export {name}={value}")
+        me = "cortex-workers" if shutil.which("cortex-workers") else os.path.relpath(sys.argv[0])
+        for line in _TRY:
+            self._console.out(f"  {me} {line}")
 
     def stopped(self) -> None:
         self._console.print("\n[bold]Stopped.[/] Nothing of the demo runs any more.")

@@ -93,12 +93,12 @@ def _enqueued(fact: Fact, run: Known) -> tuple[str, str]:
 def _claimed(fact: Fact, run: Known) -> tuple[str, str]:
     before, run.holder = run.holder, fact.worker
     if before is None:
-        return _worker(
-            fact
-        ), "claims the run; the row now names it, with a lease of 3 s that it keeps renewing"
-    if before == fact.worker:
-        return _worker(fact), "claims the run again and goes on at the step where it was left"
-    return _worker(fact), f"claims the run and goes on at the step where {before} left it"
+        text = f"claims the run: a lease of {LEASE_S:g} s in its row, renewed while the worker lives"
+    elif before == fact.worker:
+        text = "claims the run again and goes on at the step where it was left"
+    else:
+        text = f"claims the run and goes on at the step where {before} left it"
+    return _worker(fact), text
 
 
 def _called(fact: Fact, run: Known) -> tuple[str, str]:
@@ -175,8 +175,9 @@ def _killed(fact: Fact, run: Known) -> tuple[str, str]:
     ), f"[bold white on red] kill -9 {fact.facts['pid']} [/] in its call, {fact.facts['when']}"
 
 
-def _note(fact: Fact, run: Known) -> tuple[str, str]:
-    return str(fact.facts["who"]), str(fact.facts["text"])
+def _note(fact: Fact, run: Known) -> tuple[str, str] | None:
+    """What the demo did itself, in its own words."""
+    return (str(fact.facts["who"]), str(fact.facts["text"])) if "text" in fact.facts else None
 
 
 _WORDS: dict[str, Words] = {
