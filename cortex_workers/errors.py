@@ -6,6 +6,7 @@
     ├─ Refusal              nothing was written; expected; logged at info; a task returns Refused(code)
     │  ├─ NotFound          RunNotFound · CheckpointNotFound · SessionNotFound · AgentNotFound · AdmissionNotFound
     │  ├─ Conflict          AlreadyExists · RunIdTaken · RunIdReused · InvalidState
+    │  ├─ ClosureRefused    a guard of the closer refused
     │  ├─ NotContinuable    RunLeased · RunAlreadyDone
     │  ├─ NotSuspended      SuspensionExpired
     │  ├─ WrongAnswer       RequiresApproval · InvalidDecision
@@ -135,6 +136,12 @@ class ResumeAlreadyStarted(Conflict):
     """A worker has begun to go on with this answer."""
 
     code = "resume_already_started"
+
+
+class ClosureRefused(Refusal):
+    """The run may not be closed as incomplete: who asks, or what proves it, was not accepted."""
+
+    code = "closure_refused"
 
 
 class NotContinuable(Refusal):

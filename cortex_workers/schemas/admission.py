@@ -7,15 +7,35 @@ rulings 41 to 43.
 from __future__ import annotations
 
 import base64
-from datetime import datetime
-from typing import Any
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_serializer, field_validator
+from pydantic import AfterValidator, Field, field_serializer, field_validator, model_validator
 
 from cortex_workers.schemas.base import Document, Model, digest
+from cortex_workers.schemas.ids import EVENT, RUN, SUSPENSION, is_id
+from cortex_workers.schemas.scope import Scope
 
 MAX_RESUME_INPUT_BYTES = 8 << 20
 """The largest retained answer, encoded (seed: MaxResumeInputBytes)."""
+
+
+def _utc(value: datetime) -> datetime:
+    if value.tzinfo is None:
+        raise ValueError("a time needs a zone")
+    return value.astimezone(UTC)
+
+
+def _storable(value: str) -> str:
+    if "\x00" in value:
+        raise ValueError("holds a NUL character")
+    return value
+
+
+Instant = Annotated[datetime, AfterValidator(_utc)]
+"""A time in UTC, whatever zone a database connection shows it in: digests are made of it."""
+Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+Word = Annotated[str, Field(min_length=1, max_length=500), AfterValidator(_storable)]
 
 
 class ToolResult(Model):
@@ -59,10 +79,14 @@ class ResumeAdmission(Document):
     request_digest: str
     suspension_digest: str
     claimed_revision: int
-    admitted_at: datetime
+    admitted_at: Instant
     admitted_by: str | None = None
     door: str = ""
     fresh: bool = Field(default=False, exclude=True)
+
+    def digest(self) -> str:
+        """Binds a retained answer without what is transient."""
+        return digest(self.model_dump(mode="json"))
 
 
 class ResumeStart(Document):
@@ -72,7 +96,7 @@ class ResumeStart(Document):
     version: ClaimVersion
     scope: str
     request_digest: str
-    started_at: datetime
+    started_at: Instant
     fresh: bool = Field(default=False, exclude=True)
 
     def digest(self) -> str:
@@ -89,7 +113,7 @@ class ResumeExpiry(Document):
     request_digest: str
     event_id: str
     run_revision: int
-    expired_at: datetime
+    expired_at: Instant
     fresh: bool = Field(default=False, exclude=True)
 
 
@@ -98,3 +122,75 @@ class ResumeAdmissionPage(Document):
 
     admissions: tuple[ResumeAdmission, ...] = ()
     next: str | None = None
+
+
+class ResumeClosureRequest(Model):
+    """Asks to end an uncertain start as incomplete, with a proof that nobody works on it any more and nobody will.
+
+    ``proof_ref`` and ``proof_digest`` name what the host's authorizer checks, ``issuer`` and ``issuer_revision`` who
+    vouches for it; it counts from ``observed_at`` until (not at) ``expires_at``. A request proves nothing by itself.
+    """
+
+    schema_version: Literal[1] = 1
+    scope: str
+    version: ClaimVersion
+    admission_digest: Digest
+    start_digest: Digest
+    run_revision: int = Field(ge=1)
+    actor: Word
+    issuer: Word
+    issuer_revision: Word
+    proof_ref: Word
+    proof_digest: Digest
+    observed_at: Instant
+    expires_at: Instant
+
+    @field_validator("scope")
+    @classmethod
+    def _exact_scope(cls, value: str) -> str:
+        return Scope.parse(value).text
+
+    @model_validator(mode="after")
+    def _fits(self) -> ResumeClosureRequest:
+        if not is_id(RUN, self.version.run_id) or not is_id(SUSPENSION, self.version.suspension_id):
+            raise ValueError("the version names a run and a suspension by their ids")
+        if self.observed_at >= self.expires_at:
+            raise ValueError("the proof expires before it was observed")
+        return self
+
+    def freeze(self) -> ResumeClosureRequest:
+        """Check every field again and return a detached copy; authenticates nothing.
+
+        Raises: ValueError.
+        """
+        return ResumeClosureRequest.model_validate(self.model_dump())
+
+    def digest(self) -> str:
+        """Binds the whole request: a retry has the same."""
+        return digest(self.model_dump(mode="json"))
+
+
+class ResumeClosure(Document):
+    """The receipt of an incomplete end, written with it. It grants nothing and permits no repetition."""
+
+    request: ResumeClosureRequest
+    request_digest: str
+    event_id: str
+    run_revision: int
+    closed_at: Instant
+    fresh: bool = Field(default=False, exclude=True)
+
+    def verify(self) -> None:
+        """Check that the receipt fits its own request.
+
+        Raises: ValueError.
+        """
+        request = self.request.freeze()
+        if self.request_digest != request.digest():
+            raise ValueError("the digest is not that of the request")
+        if not is_id(EVENT, self.event_id):
+            raise ValueError("the receipt names no event")
+        if self.run_revision != request.run_revision + 1:
+            raise ValueError("the receipt is not of the revision after the request")
+        if not request.observed_at <= self.closed_at < request.expires_at:
+            raise ValueError("the proof did not count when the run was closed")

@@ -373,6 +373,35 @@ RUN: tuple[Transition, ...] = (
         ends_pause_as="cancelled",
         source="T16, ruling 30",
     ),
+    Transition(
+        "close_reclaimable",
+        (_RECLAIMABLE,),
+        RunState.INCOMPLETE,
+        Fence.REVISION,
+        "Nobody can prove how far it came with its answer: closed between two workers.",
+        announces=(Announce.RUN_FAILED,),
+        source="T32, ruling 51",
+    ),
+    Transition(
+        "close_paused",
+        (_PAUSED,),
+        RunState.INCOMPLETE,
+        Fence.THIS_PAUSE,
+        "Nobody can say what became of a call after its answer: closed while it asked.",
+        announces=(Announce.CHECKPOINT_RESOLVED, Announce.RUN_FAILED),
+        ends_pause_as="aborted",
+        source="T32, ruling 51",
+    ),
+    Transition(
+        "close_running",
+        (_RUNNING,),
+        RunState.INCOMPLETE,
+        Fence.LAPSED,
+        "Nobody can prove how far it came with its answer: closed after its lease ran out.",
+        lease=LeaseEffect.FENCE,
+        announces=(Announce.RUN_FAILED,),
+        source="T32, ruling 51",
+    ),
 )
 
 CHECKPOINT: tuple[Transition, ...] = (

@@ -8,19 +8,22 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
-from sqlalchemy import CTE, and_, delete, func, literal, or_, select
+from sqlalchemy import CTE, DateTime, and_, delete, func, literal, or_, select
 from sqlalchemy.dialects.postgresql import insert
 
 from cortex_workers.schemas.admission import (
     ClaimVersion,
     ResumeAdmission,
     ResumeAdmissionRequest,
+    ResumeClosure,
+    ResumeClosureRequest,
     ResumeExpiry,
     ResumeStart,
 )
-from cortex_workers.store import tables
+from cortex_workers.store import clock, tables
 from cortex_workers.store.transitions import Row
 from cortex_workers.store.unit import Unit
 
@@ -130,6 +133,64 @@ def starts_of(moved: CTE) -> CTE:
         .returning(receipts.c.run_id)
         .cte("started")
     )
+
+
+def add_closure(unit: Unit, request: ResumeClosureRequest, moved: Row) -> ResumeClosure | None:
+    """Write the receipt of a run that was closed in this transaction; None when the answer has one already."""
+    row = {
+        "run_id": request.version.run_id,
+        "suspension_id": request.version.suspension_id,
+        "kind": "closure",
+        "digest": request.digest(),
+        "document": request.model_dump(mode="json"),
+        "run_revision": moved["revision"],
+        "event_id": event_of(unit, moved),
+        "at": clock.wall(),
+    }
+    written = insert(receipts).values(**row).on_conflict_do_nothing().returning(*receipts.c)
+    made = unit.execute(written).mappings().first()
+    return to_closure(dict(made), fresh=True) if made is not None else None
+
+
+def event_of(unit: Unit, moved: Row) -> str:
+    """The id of the event that a transition wrote with the row that it gave back."""
+    events = tables.events
+    this = (events.c.run_id == moved["id"], events.c.run_seq == int(moved["next_seq"]) - 1)
+    return str(unit.scalar(select(events.c.id).where(*this)))
+
+
+def standing(unit: Unit, run_id: str, observed_at: datetime, expires_at: datetime) -> Row:
+    """On the database clock, now: whether a proof counts (``observed``, ``expired``), and ``lease_over``.
+
+    The lease is that of the present holder, or what is left of the one that was taken from the last.
+    """
+    runs, now = tables.runs, clock.wall()
+    ends = func.coalesce(runs.c.lease_expires_at, runs.c.fenced_until)
+    statement = select(
+        (literal(observed_at, DateTime(timezone=True)) <= now).label("observed"),
+        (literal(expires_at, DateTime(timezone=True)) <= now).label("expired"),
+        or_(ends.is_(None), ends <= now).label("lease_over"),
+        ends.label("lease_ends"),
+    ).where(runs.c.id == run_id)
+    return dict(unit.execute(statement).mappings().one())
+
+
+def database_time(unit: Unit) -> datetime:
+    """What time it is for the database."""
+    found: datetime = unit.scalar(select(clock.wall()))
+    return found
+
+
+def holders(unit: Unit, run_id: str) -> list[str]:
+    """Every worker process that ever held a run, by its claims."""
+    events = tables.events
+    statement = (
+        select(events.c.worker_id)
+        .where(events.c.run_id == run_id, events.c.kind == "run.claim", events.c.worker_id.is_not(None))
+        .distinct()
+        .order_by(events.c.worker_id)
+    )
+    return [str(row.worker_id) for row in unit.all(statement)]
 
 
 def undo_start(unit: Unit, run_id: str, suspension_id: str, revision: int) -> None:
@@ -266,5 +327,17 @@ def to_expiry(admission: Row, row: Row, fresh: bool = False) -> ResumeExpiry:
         event_id=row["event_id"],
         run_revision=row["run_revision"],
         expired_at=row["at"],
+        fresh=fresh,
+    )
+
+
+def to_closure(row: Row, fresh: bool = False) -> ResumeClosure:
+    """The public type of a closure receipt."""
+    return ResumeClosure(
+        request=ResumeClosureRequest.model_validate(row["document"]),
+        request_digest=row["digest"],
+        event_id=row["event_id"],
+        run_revision=row["run_revision"],
+        closed_at=row["at"],
         fresh=fresh,
     )
