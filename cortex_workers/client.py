@@ -461,7 +461,9 @@ class Client:
     def continue_run(self, run_id: str, *, scope: str | None = None) -> Run:
         """Continue a ready or reclaimable run in this process; returns when it ended or paused.
 
-        Raises: NoHost, InvalidId, RunNotFound, RunLeased, RunAlreadyDone (``run`` carries it), NotContinuable.
+        Raises: NoHost, InvalidId, RunNotFound, RunLeased, RunAlreadyDone (``run`` carries it), NotContinuable; Stopping
+        and RunInterrupted when this process drains; EffectUncertain (``run``, ``checkpoint_id``) when nobody knows what
+        became of a call.
         """
         self._start()
         self.get(run_id, scope=scope)
@@ -482,7 +484,8 @@ class Client:
     ) -> Run:
         """Decide, and continue the run in this process.
 
-        Raises: NoHost, Stopping (nothing is recorded), as ``decide``; NotContinuable when somebody else was quicker.
+        Raises: NoHost, Stopping (nothing is recorded), as ``decide``; as ``continue_run`` when the decision is in but
+        the run went on elsewhere.
         """
         self._start()
         in_process.refuse_while_draining(self._rt)

@@ -22,7 +22,7 @@ from cortex_workers.lease.slots import Slots
 from cortex_workers.notify.hooks import Hooks
 from cortex_workers.ports import ModelClient
 from cortex_workers.settings import Settings
-from cortex_workers.store import agents, migrate, workers
+from cortex_workers.store import agents, migrate, waits, workers
 from cortex_workers.store.claims import READER_VERSION
 from cortex_workers.store.database import Database
 from cortex_workers.store.unit import Hook, Unit
@@ -52,6 +52,8 @@ def build(
     if host is not None:
         host.check()
     hooks = Hooks()
+    for kinds, subscriber in host.subscribers if host is not None else ():
+        hooks.subscribe(subscriber, *kinds)
     database = Database(settings, hooks.publish, tuple(transition_hooks))
     slots = Slots(settings.slots if role == "worker" else 0)
     drain = drain or DrainSwitch()
@@ -126,6 +128,8 @@ def start(rt: Runtime, queues: Iterable[str] = ()) -> None:
         )
         if is_worker:
             agents.publish(unit, definitions)
+            # What waited for somebody like this worker need not wait for the sweep.
+            waits.end_unserved(unit, rt.settings.sweep_page)
         else:
             agents.add_versions(unit, definitions)
 

@@ -37,7 +37,12 @@ def up(
         int, typer.Option("--workers", min=1, max=32, help="Worker processes.", metavar="N")
     ] = 1,
     no_flower: Annotated[bool, typer.Option("--no-flower", help="Without Flower.")] = False,
-    flower_port: Annotated[int, typer.Option("--flower-port", min=1, max=65535, metavar="PORT")] = 5555,
+    flower_port: Annotated[
+        int,
+        typer.Option(
+            "--flower-port", min=1, max=65535, help="Flower's port on this machine.", metavar="PORT"
+        ),
+    ] = 5555,
 ) -> int:
     """Run the whole stack in this terminal.
 

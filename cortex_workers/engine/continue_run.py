@@ -43,19 +43,15 @@ def execute(rt: Runtime, row: Row, held: Held, slice_began: float | None = None)
         ex = prepare(rt, row, term, held)
         if slice_began is not None:
             ex.slice_began = slice_began
-        with telemetry.span("cortex.run", run_id=term.run_id, revision=term.revision):
-            loop.run_loop(ex)
-        return "done"
-    except boundary.HandOff as error:
-        assert ex is not None
-        suspend.hand_off(ex, error.reason, None)
-        return "handed_off"
-    except boundary.SliceEnd:
-        assert ex is not None
-        suspend.end_slice(ex)
-        return "slice_end"
+        return _work(ex)
     except RefusedForNow as error:
-        _hand_back(rt, ex, row, term, held, error)
+        # Before it was prepared: nothing of it is in hand.
+        suspend.hand_back_claimed(
+            rt.database.run, row, term, error.retry_in_s, rt.settings.sweep_interval_s, error.reason
+        )
+        telemetry.event(
+            "run.handed_back", run_id=term.run_id, reason=error.reason, retry_in_s=error.retry_in_s
+        )
         return error.reason
     except LeaseLost:
         return _lost(rt, term)
@@ -68,6 +64,23 @@ def execute(rt: Runtime, row: Row, held: Held, slice_began: float | None = None)
         return _failed(rt, row, ex, term, held, RunFailure(f"internal error: {type(error).__name__}"))
     finally:
         held.release()
+
+
+def _work(ex: Execution) -> str:
+    """The loop, and letting go in good order; what prevents that is the caller's business like any other error."""
+    try:
+        with telemetry.span("cortex.run", run_id=ex.run_id, revision=ex.term.revision):
+            loop.run_loop(ex)
+        return "done"
+    except boundary.HandOff as error:
+        suspend.hand_off(ex, error.reason, None)
+        return "handed_off"
+    except boundary.SliceEnd:
+        suspend.end_slice(ex)
+        return "slice_end"
+    except RefusedForNow as error:
+        suspend.hand_back(ex, error)
+        return error.reason
 
 
 def prepare(rt: Runtime, row: Row, term: Term, held: Held) -> Execution:
@@ -157,18 +170,6 @@ def _deferral(unit: Unit, suspension_id: str) -> Deferral | None:
     )
 
 
-def _hand_back(
-    rt: Runtime, ex: Execution | None, row: Row, term: Term, held: Held, error: RefusedForNow
-) -> None:
-    if ex is not None:
-        suspend.hand_back(ex, error)
-        return
-    suspend.hand_back_claimed(
-        rt.database.run, row, term, error.retry_in_s, rt.settings.sweep_interval_s, error.reason
-    )
-    telemetry.event("run.handed_back", run_id=term.run_id, reason=error.reason, retry_in_s=error.retry_in_s)
-
-
 def _failed(rt: Runtime, row: Row, ex: Execution | None, term: Term, held: Held, error: CortexError) -> str:
     """End a run with its reason, also when it failed before it was prepared."""
     if ex is None:
@@ -187,10 +188,23 @@ def _failed(rt: Runtime, row: Row, ex: Execution | None, term: Term, held: Held,
             usage=Usage.model_validate(row["usage"] or {}),
         )
     try:
-        finish.fail(ex, error)
+        _fail(ex, error)
     except LeaseLost:
         return _lost(rt, term)
     return "failed"
+
+
+def _fail(ex: Execution, error: CortexError) -> None:
+    try:
+        finish.fail(ex, error)
+    except (LeaseLost, Unavailable):
+        raise
+    except Exception:
+        if not ex.results:
+            raise
+        # What is in hand may be what cannot be written: the run must end all the same.
+        ex.results = []
+        finish.fail(ex, error)
 
 
 def _lost(rt: Runtime, term: Term) -> str:

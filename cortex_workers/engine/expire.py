@@ -8,8 +8,10 @@ from __future__ import annotations
 from cortex_workers.engine import decide as deciding
 from cortex_workers.engine.continue_run import resolved_agent
 from cortex_workers.engine.runtime import Runtime
+from cortex_workers.errors import RunFailure
+from cortex_workers.schemas.agent import AgentDefinition
 from cortex_workers.store import checkpoints, runs, sessions, suspensions, transcript, turns
-from cortex_workers.store.transitions import Guard, Move
+from cortex_workers.store.transitions import Guard, Move, Row
 from cortex_workers.store.unit import Unit
 
 SWEEPER = "cortex:sweeper"
@@ -27,9 +29,17 @@ def expire_pause(rt: Runtime, suspension_id: str) -> bool:
         pending = suspensions.pending(unit, suspension_id)
         found = checkpoints.of_pause(unit, suspension_id)
         spec = runs.spec(unit, run["id"]) or {}
-    agent = resolved_agent(rt, {**run, "overrides": spec.get("overrides")})
+    agent = _agent(rt, {**run, "overrides": spec.get("overrides")})
     pause = deciding.Pause(found or {}, run, suspension, agent, pending)
     return rt.database.run(lambda unit: _expire(unit, pause))
+
+
+def _agent(rt: Runtime, run: Row) -> AgentDefinition:
+    """The run's version; a run whose version is gone expires like any other."""
+    try:
+        return resolved_agent(rt, run)
+    except RunFailure:
+        return AgentDefinition(name=run["agent"], model="none")
 
 
 def _expire(unit: Unit, pause: deciding.Pause) -> bool:

@@ -1,7 +1,8 @@
-"""A holder's writes outlive a short loss of Postgres: repeated until they are known to be in, or the lease is over.
+"""A holder's writes outlive a loss of Postgres: repeated until they are known to be in, or the run is somebody else's.
 
 An error before the commit wrote nothing. An error during the commit is "unknown": the row is read again, and tells
-whether this very write is in (bug cases C14, C51). Without this, a restart of Postgres would turn every outcome in
+whether this very write is in (bug cases C14, C51). A refusal may only mean that the lease ran out while nobody could
+renew it: the keeper's next renewal tells (ruling 28). Without this, an outage of Postgres would turn every outcome in
 hand into an uncertain effect.
 Source: celery.md 17; ruling 8.
 """
@@ -9,13 +10,13 @@ Source: celery.md 17; ruling 8.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from typing import TypeVar
 
 from cortex_workers import telemetry
 from cortex_workers.engine.execution import Execution
 from cortex_workers.errors import LeaseLost, StoreUnavailable
+from cortex_workers.lease.held import WAIT_S, now
 from cortex_workers.schemas.lifecycle import transition
 from cortex_workers.store import runs, transitions
 from cortex_workers.store.transitions import Row
@@ -31,24 +32,35 @@ def write(ex: Execution, work: Callable[[Unit], T], landed: Callable[[Row], T | 
 
     ``landed`` is given the row as it is after an unknown commit and returns what ``work`` would have returned when
     the write is in, else None.
-    Raises: LeaseLost when the term is over, StoreUnavailable when Postgres stays away for a whole lease.
+    Raises: LeaseLost when the term is over, StoreUnavailable when this process gives its runs up first.
     """
     pause_s, waited, unknown = _FIRST_PAUSE_S, threading.Event(), False
-    give_up_at = time.monotonic() + ex.rt.settings.lease_ttl_s
     while True:
+        sent_at = now()
         try:
             if unknown:
                 found = _look(ex, landed)
                 if found is not None:
                     return found
             return ex.rt.database.run(work)
+        except LeaseLost:
+            if not _renewed_since(ex, sent_at):
+                raise
         except StoreUnavailable as error:
             unknown = unknown or bool(error.data.get("unknown"))
-            if ex.held.lost or time.monotonic() > give_up_at:
+            if ex.held.lost:
                 raise
             telemetry.event("store.retry", "warning", run_id=ex.run_id, unknown=unknown)
             waited.wait(pause_s)
             pause_s = min(pause_s * 2, _MOST_PAUSE_S)
+
+
+def _renewed_since(ex: Execution, sent_at: float) -> bool:
+    """Whether the keeper has renewed this term after a write of it was refused: then only the lease had run out."""
+    while not ex.held.lost:
+        if ex.rt.keeper.kick(WAIT_S):
+            return ex.held.confirmed_at > sent_at
+    return False
 
 
 def _look(ex: Execution, landed: Callable[[Row], T | None]) -> T | None:

@@ -229,5 +229,15 @@ def explain(rt: Runtime, run_id: str) -> None:
         raise RunAlreadyDone(run=runs.to_run(row))
     if row["state"] == "running":
         raise RunLeased(owner=row["lease_owner"], expires_at=row["lease_expires_at"])
-    reason = f" and waits: {row['wait_reason']}" if row["wait_reason"] else ""
-    raise NotContinuable(f"the run is {row['state']}{reason}")
+    raise NotContinuable(f"the run is {row['state']}{_why_not(rt, row)}")
+
+
+def _why_not(rt: Runtime, row: Row) -> str:
+    """What keeps this process from a run that is neither running nor over."""
+    if row["state"] not in ("ready", "reclaimable"):
+        return ""
+    if row["wait_reason"]:
+        return f" and waits: {row['wait_reason']}"
+    definition = rt.versions.get(row["agent_digest"])
+    missing = rt.served.missing_tools(definition) if definition is not None else ["its agent's version"]
+    return f", and this process does not have {', '.join(missing)}" if missing else " and not free right now"

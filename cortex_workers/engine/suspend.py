@@ -160,25 +160,12 @@ def _write_pause(
     row: Row,
     ids: Mapping[str, str],
 ) -> None:
-    run_id, session_id = ex.run_id, ex.row["session_id"]
+    """The suspension, its calls and its checkpoint, after the run has been moved. Lock order: ruling 68."""
     step_index = _step_of(question, waiting, row)
-    pending = [
-        {
-            "suspension_id": ids["suspension_id"],
-            "call_id": item.call.id,
-            "run_id": run_id,
-            "session_id": session_id,
-            "ordinal": item.ordinal,
-            "kind": question.pending_kind,
-            "answerable_by": "machine" if question.pending_kind is PendingKind.EXTERNAL else "person",
-            "payload": item.ready.canonical if item.ready is not None else None,
-        }
-        for item in waiting
-    ]
     suspension = {
         "id": ids["suspension_id"],
-        "run_id": run_id,
-        "session_id": session_id,
+        "run_id": ex.run_id,
+        "session_id": ex.row["session_id"],
         "scope": ex.row["scope"],
         "run_revision": row["revision"],
         "reason": _REASONS[question.pending_kind],
@@ -189,22 +176,39 @@ def _write_pause(
         "digest": digest([[item.call.id, item.call.name, item.call.arguments] for item in waiting]),
         "on_expiry": question.on_expiry,
     }
-    deferral = question.deferral
+    deferral, poll_s = question.deferral, None
     if deferral is not None:
         suspension.update(deferral_kind=deferral.kind[:100], deferral_ref=deferral.ref)
-    poll_s = (
-        deferral.poll_after.total_seconds()
-        if deferral is not None and deferral.poll_after is not None
-        else None
-    )
+        poll_s = deferral.poll_after.total_seconds() if deferral.poll_after is not None else None
+    pending = [_pending_row(ex, question, item, ids["suspension_id"]) for item in waiting]
     suspensions.add(unit, suspension, question.ttl_s, pending, poll_s)
     if question.kind is None:
         return
+    checkpoint = _checkpoint_row(ex, question, waiting, step_index, ids)
+    checkpoints.open_(unit, checkpoint, int(row["revision"]))
+
+
+def _pending_row(ex: Execution, question: _Question, item: Planned, suspension_id: str) -> dict[str, Any]:
+    return {
+        "suspension_id": suspension_id,
+        "call_id": item.call.id,
+        "run_id": ex.run_id,
+        "session_id": ex.row["session_id"],
+        "ordinal": item.ordinal,
+        "kind": question.pending_kind,
+        "answerable_by": "machine" if question.pending_kind is PendingKind.EXTERNAL else "person",
+        "payload": item.ready.canonical if item.ready is not None else None,
+    }
+
+
+def _checkpoint_row(
+    ex: Execution, question: _Question, waiting: Sequence[Planned], step_index: int, ids: Mapping[str, str]
+) -> dict[str, Any]:
     tools = list(dict.fromkeys(item.call.name for item in waiting))
-    checkpoint = {
+    return {
         "id": ids["checkpoint_id"],
         "scope": ex.row["scope"],
-        "run_id": run_id,
+        "run_id": ex.run_id,
         "agent": ex.row["agent"],
         "suspension_id": ids["suspension_id"],
         "kind": question.kind,
@@ -212,7 +216,6 @@ def _write_pause(
         "step_index": step_index,
         "metadata": {"suspension_id": ids["suspension_id"], "tools": tools, **question.metadata},
     }
-    checkpoints.open_(unit, checkpoint, int(row["revision"]))
 
 
 def _step_of(question: _Question, waiting: Sequence[Planned], row: Row) -> int:

@@ -19,6 +19,7 @@ from cortex_workers.host.agents import AgentEntry, ToolReference, make_agent
 from cortex_workers.host.tool import AnyFunction, LookupHook, Tool, make_tool
 from cortex_workers.ports import ModelClient, PrincipalCodec, ToolAuthorizer
 from cortex_workers.schemas.agent import AgentDefinition, Effects, OnExpiry, OnRejection, OnUncertain, Turns
+from cortex_workers.schemas.notifications import KINDS
 
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
@@ -54,6 +55,7 @@ class Host:
         self.tools: dict[str, Tool] = {}
         self._agents: dict[str, AgentEntry] = {}
         self._models: dict[str, ModelSource] = dict(models or {})
+        self.subscribers: list[tuple[tuple[str, ...], Callable[[Any], None]]] = []
         self._retry_safe: set[str] = set()
         self._clients: dict[tuple[int, str], ModelClient] = {}
         self._lock = threading.RLock()
@@ -207,6 +209,23 @@ class Host:
         if not isinstance(model, str):
             self._models[text] = _model_source(name, model)
         self._agents[name] = entry
+
+    def on(self, *kinds: str) -> Callable[[AnyFunction], AnyFunction]:
+        """Tell a function of committed facts, in every process that has this host: ``@host.on("CheckpointCreated")``.
+
+        It gets the notification (ids only), after the commit and in the thread that committed, so it must be quick;
+        what it raises is logged and changes nothing. No kind means all. A fact may be told more than once.
+        Raises: Misconfiguration for a kind that does not exist.
+        """
+        unknown = sorted(set(kinds) - set(KINDS))
+        if unknown:
+            raise Misconfiguration(f"there is no notification {unknown[0]!r:.60}; known: {', '.join(KINDS)}")
+
+        def register(function: AnyFunction) -> AnyFunction:
+            self.subscribers.append((kinds, function))
+            return function
+
+        return register
 
     def check(self) -> None:
         """Refuse a host that cannot work; a worker calls this when it starts.

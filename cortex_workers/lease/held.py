@@ -68,6 +68,11 @@ class Held:
         """Whether this worker is itself writing the end of the term."""
         return self._ending
 
+    @property
+    def confirmed_at(self) -> float:
+        """When the last renewal that went through was sent (``now``); the claim, before the first."""
+        return self._confirmed_at
+
     def trusted(self) -> bool:
         """Whether an effect may be started now."""
         return not self._lost and now() < self._confirmed_at + self._keeper.trust_s

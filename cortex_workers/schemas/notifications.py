@@ -5,7 +5,7 @@ Source: house.md 3.5; rulings 12, 60.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field
 
@@ -101,3 +101,6 @@ Notification = Annotated[
     | ResumeAdmitted,
     Field(discriminator="kind"),
 ]
+
+KINDS: tuple[str, ...] = tuple(kind.__name__ for kind in get_args(get_args(Notification)[0]))
+"""The name of every notification."""

@@ -33,13 +33,15 @@ class PendingCall(Document):
     """One call of a paused turn: the model's own text of its arguments, and what will run if it is approved.
 
     ``runs_with`` has every parameter, defaults filled in and values as the tool takes them; what would run is compared
-    with it again before it does.
+    with it again before it does. ``late_result`` is what a worker that had lost the call learned of it afterwards:
+    evidence for whoever settles it.
     """
 
     call_id: str
     tool: str
     arguments: str
     runs_with: dict[str, Any] | None = None
+    late_result: str | None = None
     kind: PendingKind
     ordinal: int
 

@@ -14,7 +14,7 @@ from sqlalchemy import func, insert, select, update
 from cortex_workers.schemas.checkpoint import Checkpoint
 from cortex_workers.schemas.notifications import CheckpointCreated, CheckpointResolved
 from cortex_workers.store import clock, suspensions, tables, transitions
-from cortex_workers.store.runs import within
+from cortex_workers.store.scopes import first_within, within
 from cortex_workers.store.transitions import Row
 from cortex_workers.store.unit import Unit
 
@@ -130,14 +130,14 @@ def page(
     limit: int = 50,
 ) -> list[Row]:
     """The checkpoints of a scope and below, oldest first; ``after`` is the id of the last one seen."""
-    statement = select(checkpoints).where(within(checkpoints.c.scope, scope))
+    statement = select(checkpoints)
     if pending_only:
         statement = statement.where(checkpoints.c.state == "pending")
     if run_id is not None:
         statement = statement.where(checkpoints.c.run_id == run_id)
     if after is not None:
         statement = statement.where(checkpoints.c.id > after)
-    return [dict(row) for row in unit.execute(statement.order_by(checkpoints.c.id).limit(limit)).mappings()]
+    return list(first_within(unit, statement, checkpoints, scope, lambda c: (c.id,), limit))
 
 
 def to_checkpoint(unit: Unit, row: Row) -> Checkpoint:

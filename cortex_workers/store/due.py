@@ -239,9 +239,13 @@ def open_questions_across_scopes(unit: Unit, after: str | None, limit: int) -> l
 
 
 def _sessions(unit: Unit, where: Sequence[ColumnElement[bool]], after: str | None, limit: int) -> list[str]:
-    statement = select(runs.c.session_id).distinct().where(*where).order_by(runs.c.session_id).limit(limit)
+    found = select(runs.c.session_id).where(*where)
     if after is not None:
-        statement = statement.where(runs.c.session_id > after)
+        found = found.where(runs.c.session_id > after)
+    # In the order of the index, and not of the sessions: else Postgres, which takes most times for past ones, walks all
+    # waits or all runs. A session has few such runs, so ten times as many make a page.
+    due = found.order_by(runs.c.not_before, runs.c.id).limit(10 * limit).cte("due")
+    statement = select(due.c.session_id).distinct().order_by(due.c.session_id).limit(limit)
     return [row.session_id for row in unit.all(statement)]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import select
 
 from cortex_workers.store import tables
-from cortex_workers.store.runs import within
+from cortex_workers.store.scopes import first_within
 from cortex_workers.store.unit import Unit
 
 events = tables.events
@@ -22,7 +22,7 @@ def of_scope(unit: Unit, scope: str, *, after: str | None = None, limit: int = 1
     Ids are given before the commit: an event may appear behind one that was read already, so who follows along
     reads a stretch twice. Index: events_scope.
     """
-    statement = select(events).where(within(events.c.scope, scope)).order_by(events.c.id).limit(limit)
+    statement = select(events)
     if after is not None:
         statement = statement.where(events.c.id > after)
-    return [dict(row) for row in unit.execute(statement).mappings()]
+    return first_within(unit, statement, events, scope, lambda c: (c.id,), limit)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Interval, and_, func, literal, or_, select, text
+from sqlalchemy import ColumnElement, Interval, and_, func, literal, or_, select, text, union_all
 
 from cortex_workers.schemas.agent import AgentDefinition
 from cortex_workers.schemas.lifecycle import TERMINAL_RUN_STATES
@@ -51,7 +51,9 @@ def traces(unit: Unit, run_id: str, scope: str) -> Traces | None:
         now=now(unit),
         run=run,
         spec=runs.spec(unit, run_id) or {},
-        events=_of_run(unit, tables.events, run_id, tables.events.c.run_seq),
+        events=_of_run(
+            unit, tables.events, run_id, tables.events.c.run_seq, tables.events.c.run_seq.is_not(None)
+        ),
         steps=transcript.load_steps(unit, run_id),
         calls=calls,
         arguments=transcript.arguments_of(unit, run_id, calls),
@@ -61,8 +63,8 @@ def traces(unit: Unit, run_id: str, scope: str) -> Traces | None:
     )
 
 
-def _of_run(unit: Unit, table: Any, run_id: str, order: Any) -> list[Row]:
-    statement = select(table).where(table.c.run_id == run_id).order_by(order)
+def _of_run(unit: Unit, table: Any, run_id: str, order: Any, *conditions: ColumnElement[bool]) -> list[Row]:
+    statement = select(table).where(table.c.run_id == run_id, *conditions).order_by(order)
     return [dict(row) for row in unit.execute(statement).mappings()]
 
 
@@ -144,11 +146,15 @@ def server(unit: Unit) -> Row:
 
 def counts_across_scopes(unit: Unit) -> dict[str, int]:
     """How many live runs there are of each state, and of each reason to wait (``wait:turn`` and so on)."""
-    ended = [str(state) for state in TERMINAL_RUN_STATES]
-    statement = (
-        select(_RUN.c.state, _RUN.c.wait_reason, func.count().label("number"))
-        .where(_RUN.c.state.not_in(ended))
-        .group_by(_RUN.c.state, _RUN.c.wait_reason)
+    # By the conditions of runs_turn and runs_paused, so that a long history costs nothing.
+    live_ones = (_RUN.c.state.in_([*_WAITING, "running"]), _RUN.c.state == "paused")
+    statement = union_all(
+        *(
+            select(_RUN.c.state, _RUN.c.wait_reason, func.count().label("number"))
+            .where(which)
+            .group_by(_RUN.c.state, _RUN.c.wait_reason)
+            for which in live_ones
+        )
     )
     found: dict[str, int] = {}
     for row in unit.all(statement):

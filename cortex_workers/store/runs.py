@@ -8,21 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, func, literal, or_, select
+from sqlalchemy import Select, func, literal, select, tuple_
 from sqlalchemy.dialects.postgresql import insert
 
 from cortex_workers.schemas.llm import Usage
 from cortex_workers.schemas.run import Run
-from cortex_workers.store import tables, transitions
+from cortex_workers.store import clock, tables, transitions
+from cortex_workers.store.scopes import first_within
 from cortex_workers.store.transitions import Move, Row
 from cortex_workers.store.unit import Unit
 
 runs, specs, workers, tenants = tables.runs, tables.run_specs, tables.workers, tables.tenants
-
-
-def within(column: Any, scope: str) -> ColumnElement[bool]:
-    """The rows of a scope and of those below it, by one index range."""
-    return or_(column == scope, (column >= scope + "/") & (column < scope + "0"))
 
 
 def give_ranks(unit: Unit, counts: Mapping[str, int]) -> dict[str, int]:
@@ -70,6 +66,12 @@ def get(unit: Unit, run_id: str) -> Row | None:
     """One run's row, whatever its scope."""
     found = unit.execute(select(runs).where(runs.c.id == run_id)).mappings().first()
     return dict(found) if found is not None else None
+
+
+def lease_is_over(unit: Unit, run_id: str) -> bool:
+    """Whether a run is held under a lease that has run out; judged on the database clock."""
+    over = (runs.c.state == "running") & (runs.c.lease_expires_at <= clock.wall())
+    return bool(unit.scalar(select(over).where(runs.c.id == run_id)))
 
 
 def get_scoped(unit: Unit, run_id: str, scope: str | None) -> Row | None:
@@ -123,7 +125,7 @@ def page(
     limit: int = 50,
 ) -> list[Row]:
     """The newest runs of a scope (and below), in pages: ``before`` is the id of the last row seen."""
-    statement = select(runs).where(within(runs.c.scope, scope))
+    statement = select(runs)
     if state is not None:
         statement = statement.where(runs.c.state == state)
     if agent is not None:
@@ -132,11 +134,10 @@ def page(
         statement = statement.where(runs.c.session_id == session_id)
     if before is not None:
         seen = select(runs.c.created_at).where(runs.c.id == before).scalar_subquery()
-        statement = statement.where(
-            (runs.c.created_at < seen) | ((runs.c.created_at == seen) & (runs.c.id < before))
-        )
-    statement = statement.order_by(runs.c.created_at.desc(), runs.c.id.desc()).limit(limit)
-    return [dict(row) for row in unit.execute(statement).mappings()]
+        statement = statement.where(tuple_(runs.c.created_at, runs.c.id) < tuple_(seen, literal(before)))
+    return list(
+        first_within(unit, statement, runs, scope, lambda c: (c.created_at.desc(), c.id.desc()), limit)
+    )
 
 
 def to_run(row: Row) -> Run:

@@ -16,6 +16,7 @@ from sqlalchemy.dialects.postgresql import insert
 
 from cortex_workers.schemas.ids import SESSION, new_id
 from cortex_workers.store import clock, tables
+from cortex_workers.store.scopes import first_within
 from cortex_workers.store.unit import Unit
 
 sessions, runs = tables.sessions, tables.runs
@@ -189,14 +190,11 @@ def get_scoped(unit: Unit, session_id: str, scope: str) -> Row | None:
 
 def page(unit: Unit, scope: str, *, before: str | None = None, limit: int = 50) -> list[dict[str, Any]]:
     """The sessions of a scope and below, most recently active first; ``before`` is the id of the last one seen."""
-    statement = select(sessions).where(
-        (sessions.c.scope == scope) | ((sessions.c.scope >= scope + "/") & (sessions.c.scope < scope + "0"))
-    )
+    statement = select(sessions)
     if before is not None:
         seen = select(sessions.c.last_event_at).where(sessions.c.id == before).scalar_subquery()
         statement = statement.where(
             (sessions.c.last_event_at < seen)
             | ((sessions.c.last_event_at == seen) & (sessions.c.id > before))
         )
-    statement = statement.order_by(sessions.c.last_event_at.desc(), sessions.c.id).limit(limit)
-    return [dict(row) for row in unit.execute(statement).mappings()]
+    return first_within(unit, statement, sessions, scope, lambda c: (c.last_event_at.desc(), c.id), limit)

@@ -148,6 +148,7 @@ def to_pending(row: Row) -> PendingCall:
         tool=row["tool"],
         arguments=row["arguments"],
         runs_with=row["payload"],
+        late_result=row["late_result"],
         kind=row["kind"],
         ordinal=row["ordinal"],
     )

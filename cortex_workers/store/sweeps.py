@@ -109,9 +109,11 @@ def finish(
     )
 
 
-def give_back(unit: Unit, taken: Taken, worker_id: str) -> None:
-    """Let a pass go as if it had not begun, for anybody to take at once."""
-    unit.execute(update(sweeps).where(*_held(taken, worker_id)).values(started_at=null()))
+def give_back(unit: Unit, taken: Taken, worker_id: str, cursor: Mapping[str, Any]) -> None:
+    """Let a pass go as if it had not begun, for anybody to take; ``cursor`` tells them what to know."""
+    unit.execute(
+        update(sweeps).where(*_held(taken, worker_id)).values(started_at=null(), cursor=_written(cursor))
+    )
 
 
 def oldest_age_s(unit: Unit, names: Iterable[str]) -> float | None:

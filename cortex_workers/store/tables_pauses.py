@@ -42,6 +42,8 @@ suspensions = Table(
     made(),
     Column("ended_at", Time),
     Column("ended_as", Text),
+    # all pauses of a run, for people
+    Index("suspensions_run", "run_id", "created_at"),
     # one live pause per run
     Index("suspensions_live", "run_id", unique=True, postgresql_where=text("ended_at is null")),
     # expiry pass

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 from cortex_workers import telemetry
 from cortex_workers.engine.runtime import Runtime
@@ -25,6 +26,9 @@ LEAST_INTERVALS = 0.5
 PATIENCE_INTERVALS = 2.5
 """A holder that has not finished after so many intervals is taken for dead; under three, as C16 asks."""
 GAP_INTERVALS = 3.0
+SETTLE_S = 2.0
+"""Keepers try again every second, so within this the living have renewed after an outage; or one interval, if less."""
+_WAITED_AT = "waited_at"
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,16 +138,32 @@ def _take_and_do(rt: Runtime, each: Pass, by: str, force: bool) -> PassRun | Non
 def _waits_once(rt: Runtime, taken: Taken) -> bool:
     """After a time in which nobody swept, leases are left alone once, so that those who live renew theirs first.
 
-    The pass is given back as if never begun: the next sweep takes it at once, and sees no gap.
+    The pass is given back as if never begun. A mark in its row says since when it waits: another worker may sweep in
+    the same instant, and a mark that is older than a gap was made before this outage.
     """
-    if taken.name != "lapses" or taken.gap_s is None:
+    if taken.name != "lapses":
         return False
-    if taken.gap_s <= GAP_INTERVALS * rt.settings.sweep_interval_s:
+    interval_s = rt.settings.sweep_interval_s
+    waited_s = _waited_s(taken)
+    if waited_s is not None and waited_s <= GAP_INTERVALS * interval_s:
+        if waited_s >= min(SETTLE_S, interval_s):
+            return False
+        since = taken.cursor[_WAITED_AT]
+    elif waited_s is None and (taken.gap_s is None or taken.gap_s <= GAP_INTERVALS * interval_s):
         return False
+    else:
+        since = taken.started_at.isoformat()
+        gap_s = round(taken.gap_s, 1) if taken.gap_s is not None else None
+        telemetry.event("sweep.done", sweep=taken.name, waited=True, gap_s=gap_s)
     with rt.database.read() as unit:
-        sweeps.give_back(unit, taken, rt.worker_id)
-    telemetry.event("sweep.done", sweep=taken.name, waited=True, gap_s=round(taken.gap_s, 1))
+        sweeps.give_back(unit, taken, rt.worker_id, {**taken.cursor, _WAITED_AT: since})
     return True
+
+
+def _waited_s(taken: Taken) -> float | None:
+    """How long ago the pass was given back to wait; None when it was not."""
+    since = taken.cursor.get(_WAITED_AT)
+    return None if since is None else (taken.started_at - datetime.fromisoformat(since)).total_seconds()
 
 
 def _tell(run: PassRun, by: str, seconds: float) -> None:

@@ -53,8 +53,9 @@ class Up:
 
     def _read(self, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
-        for line in process.stdout:
-            self.lines.append(line.rstrip())
+        with process.stdout:
+            for line in process.stdout:
+                self.lines.append(line.rstrip())
 
     def _environment(self, more: dict[str, str]) -> dict[str, str]:
         short = {

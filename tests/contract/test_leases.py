@@ -121,7 +121,7 @@ WAYS_TO_LOSE = [lapsed, taken_over, claimed_again, completed, cancelled]
 
 
 @pytest.mark.parametrize("lose", WAYS_TO_LOSE)
-@pytest.mark.invariant("a renewal never brings a lost lease back")
+@pytest.mark.invariant("I2")
 def test_a_renewal_never_brings_a_lost_lease_back(rows: Rows, lose: Any) -> None:
     (term,) = rows.claimed(ME, ttl_s=0)
     lose(rows, term)

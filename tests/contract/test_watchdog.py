@@ -133,6 +133,7 @@ def started(tmp_path: Path) -> Iterator[list[Worker]]:
         worker.end()
 
 
+@pytest.mark.invariant("I8")
 def test_what_still_runs_at_the_deadline_is_handed_off_and_the_exit_code_is_good(
     rows: Rows, tmp_path: Path, started: list[Worker]
 ) -> None:

@@ -104,7 +104,6 @@ def test_the_authorizer_cannot_show_a_tool_that_the_agent_does_not_have(world: W
     assert [tool.name for tool in world.model.requests[0].tools] == ["find"]
 
 
-@pytest.mark.invariant("166")
 def test_a_hidden_tool_that_the_model_names_all_the_same_is_asked_about(
     world: World, guard: Guard, client: Client
 ) -> None:
@@ -131,8 +130,6 @@ def test_the_authorizer_is_not_asked_about_what_cannot_run(world: World, guard: 
     assert [row["state"] for row in world.calls(run["id"])] == ["failed", "failed"]
 
 
-@pytest.mark.invariant("12")
-@pytest.mark.invariant("26")
 def test_an_escalated_call_asks_a_person_within_its_own_time(
     world: World, guard: Guard, client: Client
 ) -> None:
@@ -148,7 +145,6 @@ def test_an_escalated_call_asks_a_person_within_its_own_time(
     assert world.call(run["id"])["state"] == "pending"
 
 
-@pytest.mark.invariant("87")
 def test_an_approved_call_that_is_escalated_again_is_granted(
     world: World, guard: Guard, client: Client
 ) -> None:
@@ -164,7 +160,6 @@ def test_an_approved_call_that_is_escalated_again_is_granted(
     assert client.checkpoints() == []
 
 
-@pytest.mark.invariant("86")
 def test_a_fresh_denial_beats_an_approval(world: World, guard: Guard, client: Client) -> None:
     guard.answers = {"ship": RequiresApproval()}
     worker = world.worker()
@@ -226,7 +221,7 @@ def test_an_authorizer_whose_visible_fails_shows_nothing_and_fails_the_run(
 # --- Principals ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.invariant("163")
+@pytest.mark.invariant("I9")
 def test_authorizer_and_tools_see_the_starter_and_not_the_decider(world: World, guard: Guard) -> None:
     seen: list[Any] = []
 
@@ -248,7 +243,7 @@ def test_authorizer_and_tools_see_the_starter_and_not_the_decider(world: World, 
     assert all((ctx.principal, ctx.scope) == (starter, f"{SCOPE}/app=b") for ctx in guard.contexts)
 
 
-@pytest.mark.invariant("89")
+@pytest.mark.invariant("I9")
 def test_the_deciders_principal_is_kept_and_shown_to_nobody(world: World, guard: Guard) -> None:
     world.shop([turn(call("pay", amount=5)), say("Done.")])
     worker = world.worker()
@@ -266,7 +261,7 @@ def test_the_deciders_principal_is_kept_and_shown_to_nobody(world: World, guard:
     assert (decided.decision.actor, decided.decision.decided_by) == ("ops", "The boss")
 
 
-@pytest.mark.invariant("164")
+@pytest.mark.invariant("I9")
 def test_without_a_codec_there_is_no_principal(world: World) -> None:
     seen: list[Any] = []
 
@@ -285,7 +280,7 @@ def test_without_a_codec_there_is_no_principal(world: World) -> None:
     assert seen == [None, None]
 
 
-@pytest.mark.invariant("164")
+@pytest.mark.invariant("I9")
 def test_an_authorizer_without_a_codec_is_refused(world: World) -> None:
     world.host = Host(authorizer=Guard())
     world.shop([say("Hi.")])
@@ -293,7 +288,7 @@ def test_an_authorizer_without_a_codec_is_refused(world: World) -> None:
         world.worker()
 
 
-@pytest.mark.invariant("97")
+@pytest.mark.invariant("I9")
 @pytest.mark.parametrize(
     "error", [PrincipalUndecodable("the key service is away"), ConnectionError("no answer")]
 )
@@ -360,7 +355,7 @@ def test_an_answer_waits_with_the_principal_and_is_carried_out_once(world: World
     assert len(world.effects) == 1
 
 
-@pytest.mark.invariant("98")
+@pytest.mark.invariant("I9")
 def test_a_revoked_principal_fails_the_run(world: World, guard: Guard) -> None:
     world.shop([turn(call("pay", amount=5)), say("Done.")])
     worker = world.worker()
@@ -380,8 +375,7 @@ def test_a_revoked_principal_fails_the_run(world: World, guard: Guard) -> None:
     assert world.call(run_id)["state"] == "denied"
 
 
-@pytest.mark.invariant("158")
-@pytest.mark.invariant("160")
+@pytest.mark.invariant("I9")
 def test_a_decider_of_a_broader_scope_decides_within_the_runs_own(world: World, guard: Guard) -> None:
     world.shop([turn(call("pay", amount=5)), say("Done.")])
     worker = world.worker()
@@ -395,7 +389,7 @@ def test_a_decider_of_a_broader_scope_decides_within_the_runs_own(world: World, 
         assert {row["scope"] for row in world.rows(table)} == {narrow}
 
 
-@pytest.mark.invariant("159")
+@pytest.mark.invariant("I9")
 def test_a_sibling_scope_finds_nothing_and_moves_nothing(world: World, guard: Guard) -> None:
     from cortex_workers.errors import CheckpointNotFound, RunNotFound
 

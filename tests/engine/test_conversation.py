@@ -66,7 +66,6 @@ def test_a_run_reads_what_was_said_before_without_the_tool_calls(world: World, c
     assert all(not message.tool_calls for message in world.model.requests[-1].messages)
 
 
-@pytest.mark.invariant("150")
 def test_the_conversation_grows_by_each_runs_own_messages_only(world: World, client: Client) -> None:
     talk(world, client, "a", "b", "c", "d", "e", "f")
     assert len(contents(world.model.requests[-1])) == 11
@@ -75,8 +74,6 @@ def test_the_conversation_grows_by_each_runs_own_messages_only(world: World, cli
     assert session["message_count"] == 12
 
 
-@pytest.mark.invariant("151")
-@pytest.mark.invariant("152")
 def test_a_window_shows_the_newest_messages_in_order(world: World, client: Client) -> None:
     worker = world.worker(history_window=5)
     for text in "abcdef":
@@ -91,7 +88,6 @@ def test_a_window_of_nothing_shows_nothing(world: World, client: Client) -> None
     assert contents(world.model.requests[-1]) == ["b"]
 
 
-@pytest.mark.invariant("148")
 def test_the_boundary_is_where_the_runs_own_input_stands(world: World, client: Client) -> None:
     made = talk(world, client, "a", "pay 5")
     run = world.run(made[1])
@@ -102,13 +98,11 @@ def test_the_boundary_is_where_the_runs_own_input_stands(world: World, client: C
     assert (ended["state"], ended["new_messages_from"]) == ("completed", 2)
 
 
-@pytest.mark.invariant("30")
 def test_a_paused_run_has_added_nothing_to_the_conversation(world: World, client: Client) -> None:
     talk(world, client, "a", "pay 5", "b")
     assert contents(world.model.requests[-1]) == ["a", "Yes, a.", "b"]
 
 
-@pytest.mark.invariant("149")
 def test_what_was_said_before_is_as_it_was_at_the_runs_start(world: World, client: Client) -> None:
     made = talk(world, client, "a", "pay 5", "b", "c")
     client.decide(only(client.checkpoints()).id, approved=True)
@@ -138,7 +132,6 @@ def test_a_run_that_lost_its_worker_reads_what_it_read_at_first(world: World, cl
     assert contents(next(r for r in reversed(world.model.requests) if r.run_id == one)) == ["hello"]
 
 
-@pytest.mark.invariant("153")
 def test_a_failed_turn_is_told_in_a_note_and_not_replayed(world: World, client: Client) -> None:
     made = talk(world, client, "a", "break 17", "try again")
     assert world.run(made[1])["error_code"] == "model_failed"
@@ -221,7 +214,6 @@ def test_clearing_changes_nothing_for_a_run_that_has_begun(world: World, client:
     assert contents(world.model.requests[-1]) == ["pay 5", "Yes, pay.", "b"]
 
 
-@pytest.mark.invariant("155")
 def test_a_session_that_does_not_exist_cannot_be_cleared(client: Client) -> None:
     with pytest.raises(SessionNotFound):
         client.clear_session(new_id(SESSION))
@@ -259,8 +251,6 @@ def test_messages_sent_together_are_turns_that_know_one_another(world: World, cl
     assert [world.run(run_id)["completion_seq"] for run_id in accepted] == [1, 2, 3]
 
 
-@pytest.mark.invariant("154")
-@pytest.mark.invariant("156")
 def test_six_pauses_with_a_new_worker_each_do_not_double_the_conversation(
     world: World, client: Client
 ) -> None:

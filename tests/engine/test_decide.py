@@ -43,8 +43,6 @@ def paused(world: World, script: Any = None, **options: Any) -> tuple[Client, st
     return client, run_id, only(client.checkpoints()).id
 
 
-@pytest.mark.invariant("62")
-@pytest.mark.invariant("90")
 def test_an_approval_makes_the_run_ready_and_runs_nothing(world: World) -> None:
     client, run_id, checkpoint_id = paused(world)
     world.told.clear()
@@ -64,7 +62,6 @@ def test_an_approval_makes_the_run_ready_and_runs_nothing(world: World) -> None:
     assert client.checkpoints() == []
 
 
-@pytest.mark.invariant("63")
 def test_the_approved_call_runs_once_and_the_run_ends(world: World) -> None:
     client, run_id, checkpoint_id = paused(world)
     client.decide(checkpoint_id, approved=True)
@@ -78,7 +75,6 @@ def test_the_approved_call_runs_once_and_the_run_ends(world: World) -> None:
     )
 
 
-@pytest.mark.invariant("64")
 def test_a_rejection_fails_the_run_with_the_deciders_words(world: World) -> None:
     client, run_id, checkpoint_id = paused(world)
     client.decide(checkpoint_id, approved=False, reason="too much")
@@ -93,14 +89,12 @@ def test_a_rejection_fails_the_run_with_the_deciders_words(world: World) -> None
     assert (verdict["outcome"], verdict["disposition"]) == ("denied", "refused_by_operator")
 
 
-@pytest.mark.invariant("65")
 def test_a_rejection_without_words_says_that_there_are_none(world: World) -> None:
     client, run_id, checkpoint_id = paused(world)
     client.decide(checkpoint_id, approved=False)
     assert world.run(run_id)["error_text"] == "checkpoint rejected: no reason given"
 
 
-@pytest.mark.invariant("66")
 def test_a_rejection_may_go_back_to_the_model(world: World) -> None:
     client, run_id, checkpoint_id = paused(world, on_rejection="return_to_model")
     client.decide(checkpoint_id, approved=False, reason="too much", decided_by="The boss")
@@ -125,7 +119,6 @@ def test_a_rejection_of_many_calls_answers_each_of_them(world: World) -> None:
 # --- Changed arguments -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.invariant("76")
 def test_changed_arguments_are_what_runs_and_the_record_has_both(world: World) -> None:
     client, run_id, checkpoint_id = paused(world)
     client.decide(checkpoint_id, approved=True, amended_arguments={"amount": 3}, decided_by="The boss")
@@ -175,7 +168,6 @@ def test_the_model_is_told_what_ran_and_by_whom_it_was_changed(world: World, out
     assert "The boss" in told
 
 
-@pytest.mark.invariant("78")
 def test_changed_arguments_of_a_rejection_are_dropped(world: World) -> None:
     client, _run_id, checkpoint_id = paused(world)
     decided = client.decide(checkpoint_id, approved=False, amended_arguments={"amount": 3})
@@ -206,7 +198,6 @@ WRONG: list[tuple[str, dict[str, Any], type[CortexError]]] = [
 ]
 
 
-@pytest.mark.invariant("77")
 def test_a_decision_that_is_wrong_in_itself_moves_nothing(world: World, subtests: pytest.Subtests) -> None:
     client, _run_id, checkpoint_id = paused(world)
     before = world.snapshot()
@@ -250,7 +241,6 @@ def test_a_checkpoint_that_is_not_there_is_not_decided(world: World, subtests: p
 # --- Repeats and races -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.invariant("69")
 def test_the_same_decision_again_returns_what_was_recorded(world: World) -> None:
     client, run_id, checkpoint_id = paused(world)
     first = client.decide(checkpoint_id, approved=True, reason="fine", amended_arguments={"amount": 3})
@@ -311,7 +301,6 @@ def test_twenty_equal_decisions_at_one_instant_are_one(world: World) -> None:
     assert [client.decide(checkpoint_id, approved=True) for _ in range(5)] == [found[0]] * 5
 
 
-@pytest.mark.invariant("67")
 def test_of_an_approval_and_a_rejection_at_one_instant_one_wins(world: World) -> None:
     client, run_id, checkpoint_id = paused(world)
     for _ in range(4):
@@ -358,7 +347,6 @@ def test_of_a_decision_and_a_cancel_at_one_instant_the_run_agrees_with_both_answ
     assert world.effects == []
 
 
-@pytest.mark.invariant("38")
 def test_of_a_decision_and_the_expiry_one_wins(world: World) -> None:
     client, run_id, checkpoint_id = paused(world)
     worker = world.worker()
@@ -382,7 +370,7 @@ def test_of_a_decision_and_the_expiry_one_wins(world: World) -> None:
         checkpoint_id = next(item.id for item in client.checkpoints() if item.run_id == run_id)
 
 
-@pytest.mark.invariant("68")
+@pytest.mark.invariant("I3")
 def test_a_decision_that_comes_while_the_approved_call_runs_is_refused(world: World) -> None:
     answers: list[Any] = []
 
@@ -402,7 +390,6 @@ def test_a_decision_that_comes_while_the_approved_call_runs_is_refused(world: Wo
     assert answers == ["decided", "invalid_state"]
 
 
-@pytest.mark.invariant("74")
 def test_after_the_deadline_nothing_is_decided_and_the_sweep_comes(world: World) -> None:
     client, run_id, checkpoint_id = paused(world)
     world.later(7 * 86_400 + 1)
@@ -438,7 +425,6 @@ def forget_the_record(world: World, checkpoint_id: str, adjudications: bool = Fa
         world.sql("delete from adjudications where checkpoint_id = :id", id=checkpoint_id)
 
 
-@pytest.mark.invariant("70")
 @pytest.mark.parametrize("adjudications", [False, True])
 def test_a_decision_whose_recording_was_lost_is_completed_by_the_same_one(
     world: World, adjudications: bool
@@ -453,7 +439,6 @@ def test_a_decision_whose_recording_was_lost_is_completed_by_the_same_one(
     assert len(world.effects) == 1
 
 
-@pytest.mark.invariant("71")
 @pytest.mark.parametrize("adjudications", [False, True])
 def test_another_decision_does_not_complete_it(world: World, adjudications: bool) -> None:
     client, run_id, checkpoint_id = paused(world)
@@ -466,7 +451,6 @@ def test_another_decision_does_not_complete_it(world: World, adjudications: bool
     assert world.run(run_id)["state"] == "ready"
 
 
-@pytest.mark.invariant("72")
 def test_a_decision_whose_run_was_claimed_meanwhile_is_recorded_and_refused(world: World) -> None:
     client, run_id, checkpoint_id = paused(world)
     client.decide(checkpoint_id, approved=True)
@@ -481,7 +465,7 @@ def test_a_decision_whose_run_was_claimed_meanwhile_is_recorded_and_refused(worl
     assert len(world.effects) == 1
 
 
-@pytest.mark.invariant("73")
+@pytest.mark.invariant("I3")
 @pytest.mark.parametrize("approved", [True, False])
 def test_a_checkpoint_whose_run_waits_on_another_pause_is_closed_and_that_pause_is_left_alone(
     world: World, approved: bool
@@ -501,7 +485,6 @@ def test_a_checkpoint_whose_run_waits_on_another_pause_is_closed_and_that_pause_
     assert (world.run(run_id), world.pauses(run_id)) == before
 
 
-@pytest.mark.invariant("101")
 def test_an_answer_outlives_the_worker_that_was_to_carry_it_out(world: World) -> None:
     client, run_id, checkpoint_id = paused(world)
     client.decide(checkpoint_id, approved=True)
@@ -563,8 +546,6 @@ def test_resolve_of_a_rejection_returns_the_failed_run(world: World) -> None:
     assert (run.state, run.error_text) == ("failed", "checkpoint rejected: no")
 
 
-@pytest.mark.invariant("91")
-@pytest.mark.invariant("127")
 def test_resolve_records_nothing_while_its_process_drains(world: World) -> None:
     _client, run_id, checkpoint_id = paused(world)
     host = world.client(host=world.host)
@@ -580,7 +561,6 @@ def test_resolve_records_nothing_while_its_process_drains(world: World) -> None:
     assert {**world.snapshot(), "agent_versions": 0} == {**before, "agent_versions": 0}
 
 
-@pytest.mark.invariant("102")
 def test_resolve_whose_run_was_taken_by_somebody_quicker_says_so(world: World) -> None:
     _client, run_id, checkpoint_id = paused(world)
     host, worker = world.client(host=world.host), world.worker()

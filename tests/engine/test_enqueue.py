@@ -56,7 +56,6 @@ def test_a_run_is_ready_for_any_worker_and_announced_once(world: World, client: 
     assert [event["kind"] for event in world.events(made.id)] == ["run.enqueue"]
 
 
-@pytest.mark.invariant("2")
 def test_the_same_request_under_the_same_id_returns_the_first_run(world: World, client: Client) -> None:
     first = client.enqueue("support", "Hello", run_id=new_id(RUN), metadata={"a": 1})
     before = world.snapshot()
@@ -287,9 +286,6 @@ BAD: list[tuple[str, dict[str, Any], type[CortexError]]] = [
 ]
 
 
-@pytest.mark.invariant("3")
-@pytest.mark.invariant("4")
-@pytest.mark.invariant("165")
 def test_bad_input_gets_a_clear_error_and_writes_nothing(
     world: World, client: Client, subtests: pytest.Subtests
 ) -> None:

@@ -28,8 +28,6 @@ def expire_it(world: World, worker: Worker, run_id: str) -> bool:
     return expire.expire_pause(worker.rt, world.run(run_id)["suspension_id"])
 
 
-@pytest.mark.invariant("135")
-@pytest.mark.invariant("139")
 def test_an_overdue_pause_fails_its_run_and_leaves_the_list(world: World) -> None:
     """Bug case C26, the policy `fail`."""
     client, worker, run_id = paused(world)
@@ -104,7 +102,6 @@ def test_a_tool_may_have_its_own_policy_and_the_strictest_of_a_turn_holds(
     assert world.run(run_id)["state"] == state
 
 
-@pytest.mark.invariant("37")
 def test_the_instant_of_the_deadline_belongs_to_the_sweep(world: World) -> None:
     from cortex_workers.errors import SuspensionExpired
     from cortex_workers.testing.clock import stopped_clock
@@ -139,7 +136,6 @@ def test_a_cancel_of_an_overdue_pause_wins_if_it_comes_first(world: World) -> No
     assert world.run(run_id)["state"] == "cancelled"
 
 
-@pytest.mark.invariant("137")
 def test_a_pause_that_was_answered_does_not_expire(world: World) -> None:
     client, worker, run_id = paused(world)
     client.decide(only(client.checkpoints()).id, approved=True)

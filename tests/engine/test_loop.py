@@ -73,7 +73,6 @@ def test_arguments_that_do_not_fit_are_an_error_the_model_reads(
     assert world.effects == []
 
 
-@pytest.mark.invariant("168")
 def test_a_tool_that_does_not_exist_is_an_error_the_model_reads(world: World) -> None:
     world.shop([turn(call("fly", to="moon"), call("find", order="1")), say("I see.")])
     run = world.worker().work(world.client().enqueue("support", "Go").id)
@@ -135,7 +134,6 @@ def test_an_async_tool_runs_like_any_other(world: World) -> None:
     assert run["output"] == "Done: Hello, Ada."
 
 
-@pytest.mark.invariant("175")
 def test_calls_with_the_same_or_no_id_in_one_turn_are_answered_separately(world: World) -> None:
     twins = [{"tool": "ship", "args": {"order": str(number)}, "id": id} for number, id in enumerate("aa")]
     nameless = [{"tool": "find", "args": {"order": str(number)}, "id": ""} for number in (2, 3)]
@@ -149,7 +147,6 @@ def test_calls_with_the_same_or_no_id_in_one_turn_are_answered_separately(world:
     assert len({effect.key for effect in world.effects}) == 4
 
 
-@pytest.mark.invariant("176")
 def test_a_call_id_that_comes_again_in_a_later_step_is_another_call(world: World) -> None:
     same = [{"call": [{"tool": "ship", "args": {"order": order}, "id": "x"}]} for order in "12"]
     world.shop([*same, say("Done.")])
@@ -274,9 +271,6 @@ def test_a_run_may_change_its_agent(world: World) -> None:
     assert (request.system, request.max_tokens, request.temperature) == ("Be short.", 3, 0.0)
 
 
-@pytest.mark.invariant("52")
-@pytest.mark.invariant("53")
-@pytest.mark.invariant("54")
 def test_an_agent_edited_during_a_pause_is_the_old_one_to_the_paused_run(world: World) -> None:
     script = [turn(call("pay", amount=5)), turn(call("find", order="1")), say("Done.")]
     world.shop(script, max_steps=1)
@@ -301,7 +295,6 @@ def test_an_agent_edited_during_a_pause_is_the_old_one_to_the_paused_run(world: 
     assert edited.rt.versions.get(newest.agent_digest).max_steps == 9  # type: ignore[union-attr]
 
 
-@pytest.mark.invariant("172")
 def test_a_subscriber_that_raises_changes_no_outcome(world: World) -> None:
     world.shop([say("Hi.")])
     worker, heard = world.worker(), []
@@ -330,7 +323,6 @@ def test_a_bug_of_ours_fails_the_run_instead_of_leaving_it_to_lapse(world: World
     assert "ZeroDivisionError" in run["error_text"]
 
 
-@pytest.mark.invariant("118")
 def test_a_model_call_lost_before_it_was_stored_is_made_again_and_has_one_step(world: World) -> None:
     world.shop([turn(call("find", order="1")), say()])
     worker = world.worker()
@@ -361,7 +353,6 @@ def test_the_same_answer_again_and_again_is_each_time_a_call_of_its_own(world: W
     assert json.loads(results(world.messages(run["id"]))[0]) == {"order": "1"}
 
 
-@pytest.mark.invariant("120")
 def test_a_run_whose_worker_died_before_its_first_commit_starts_again(world: World) -> None:
     world.shop([say("Hi.")])
     worker = world.worker()

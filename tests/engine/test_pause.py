@@ -29,9 +29,6 @@ def pause(
     return client, run_id
 
 
-@pytest.mark.invariant("12")
-@pytest.mark.invariant("16")
-@pytest.mark.invariant("17")
 def test_a_run_pauses_with_all_it_has_done_and_nothing_it_was_asked_to_do(world: World) -> None:
     _client, run_id = pause(world)
     run = world.run(run_id)
@@ -48,7 +45,6 @@ def test_a_run_pauses_with_all_it_has_done_and_nothing_it_was_asked_to_do(world:
     assert world.rows(tables.run_specs)[0]["system_prompt"] == "Help."
 
 
-@pytest.mark.invariant("18")
 def test_the_arguments_asked_about_are_the_models_own_bytes(world: World) -> None:
     text = '{"amount":   5 , "currency": "€"}'
     client, _ = pause(world, [{"call": [{"tool": "pay", "args": text}]}, say()])
@@ -60,7 +56,6 @@ def test_the_approver_sees_what_will_run_defaults_included(world: World) -> None
     assert only(client.checkpoints()).pending[0].runs_with == {"amount": 5, "currency": "EUR"}
 
 
-@pytest.mark.invariant("22")
 def test_a_checkpoint_is_announced_once_when_everybody_can_see_the_pause(world: World) -> None:
     world.shop(PAY)
     worker, client = world.worker(), world.client()
@@ -70,7 +65,6 @@ def test_a_checkpoint_is_announced_once_when_everybody_can_see_the_pause(world: 
     assert seen == ["paused"]
 
 
-@pytest.mark.invariant("14")
 def test_all_approvals_of_a_turn_are_one_question(world: World) -> None:
     client, run_id = pause(world, [turn(call("pay", amount=1), call("pay", amount=2)), say("Done.")])
     checkpoint = only(client.checkpoints())
@@ -82,7 +76,6 @@ def test_all_approvals_of_a_turn_are_one_question(world: World) -> None:
     assert [effect.arguments["amount"] for effect in world.effects] == [1, 2]
 
 
-@pytest.mark.invariant("13")
 def test_what_needs_no_approval_runs_before_the_pause(world: World) -> None:
     script = [turn(call("find", order="1"), call("pay", amount=5), call("ship", order="2")), say("Done.")]
     client, run_id = pause(world, script)
@@ -107,7 +100,6 @@ def test_a_turn_of_which_nothing_can_run_is_stored_by_its_pause(world: World) ->
     assert [row["state"] for row in world.calls(claimed.row["id"])] == ["pending", "failed"]
 
 
-@pytest.mark.invariant("24")
 @pytest.mark.parametrize(
     ("options", "setting", "expected"),
     [
@@ -131,8 +123,6 @@ def test_a_pause_has_the_deadline_of_its_agent_or_setting(
     assert only(client.checkpoints()).expires_at == suspension["expires_at"]
 
 
-@pytest.mark.invariant("25")
-@pytest.mark.invariant("26")
 def test_the_earliest_deadline_of_the_calls_is_the_pauses(world: World) -> None:
     for name, hours in (("quick", 1), ("slow", 2), ("patient", 0)):
 
@@ -158,7 +148,6 @@ def test_the_earliest_deadline_of_the_calls_is_the_pauses(world: World) -> None:
     assert ttls == [1, 2, None]
 
 
-@pytest.mark.invariant("28")
 def test_a_deadline_does_not_move_with_the_setting(world: World) -> None:
     _client, run_id = pause(world)
     before = world.pauses(run_id)[0]["expires_at"]
@@ -166,7 +155,6 @@ def test_a_deadline_does_not_move_with_the_setting(world: World) -> None:
     assert world.pauses(run_id)[0]["expires_at"] == before
 
 
-@pytest.mark.invariant("29")
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -183,9 +171,6 @@ def test_negative_settings_stop_the_start(world: World, wrong: dict[str, Any]) -
         world.settings(**wrong)
 
 
-@pytest.mark.invariant("19")
-@pytest.mark.invariant("20")
-@pytest.mark.invariant("21")
 def test_a_pause_that_cannot_be_written_leaves_nothing_of_itself(world: World) -> None:
     world.shop(PAY)
     worker, client = world.worker(), world.client()
@@ -226,7 +211,7 @@ def test_a_worker_that_dies_right_after_the_pause_changes_nothing(world: World) 
     assert not expire.lapse(worker.rt, run_id)
 
 
-@pytest.mark.invariant("49")
+@pytest.mark.invariant("I3")
 def test_a_run_that_pauses_again_has_one_live_pause(world: World) -> None:
     client, run_id = pause(world, [turn(call("pay", amount=1)), turn(call("pay", amount=2)), say("Done.")])
     client.decide(only(client.checkpoints()).id, approved=True)
@@ -237,7 +222,6 @@ def test_a_run_that_pauses_again_has_one_live_pause(world: World) -> None:
     assert len(client.checkpoints()) == 1
 
 
-@pytest.mark.invariant("50")
 def test_a_run_paused_on_its_last_step_keeps_the_result_and_fails(world: World) -> None:
     client, run_id = pause(world, max_steps=1)
     client.decide(only(client.checkpoints()).id, approved=True)
@@ -247,7 +231,6 @@ def test_a_run_paused_on_its_last_step_keeps_the_result_and_fails(world: World) 
     assert world.pauses(run_id)[0]["ended_as"] == "answered"
 
 
-@pytest.mark.invariant("96")
 def test_a_paused_run_cannot_be_continued(world: World) -> None:
     _, run_id = pause(world)
     worker = world.worker()

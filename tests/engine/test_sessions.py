@@ -79,7 +79,6 @@ def test_the_session_of_somebody_else_is_not_found(world: World, client: Client,
     assert len(world.rows(tables.runs)) == 1
 
 
-@pytest.mark.invariant("6")
 def test_first_runs_that_race_for_the_default_session_share_one(world: World, client: Client) -> None:
     start = threading.Barrier(4)
 

@@ -160,8 +160,22 @@ def test_after_a_time_without_sweeps_leases_are_left_alone_once(one: Sweeper) ->
     assert age is not None and age > 3 * INTERVAL_S, (
         "so the fallback looks again, and does not wait three intervals"
     )
+    assert "lapses" not in one.again().done, "another worker looks in the same instant: nobody had time to renew"
+    one.clock.advance(frame.SETTLE_S)
     assert one.again().done == {"lapses": 1}
     assert one.now(run)["state"] == "reclaimable"
+
+
+def test_a_wait_before_an_outage_does_not_count_for_the_one_after(one: Sweeper) -> None:
+    one.sweep()
+    one.clock.advance(4 * INTERVAL_S)
+    one.again()  # waits, and leaves its mark
+    run = factory.a_running_run(one.database, ttl_s=1.0)
+    one.clock.advance(4 * INTERVAL_S)
+    assert "lapses" not in one.again().done
+    assert one.now(run)["state"] == "running"
+    one.clock.advance(frame.SETTLE_S)
+    assert one.again().done["lapses"] == 1
 
 
 def test_without_a_gap_nothing_waits(one: Sweeper) -> None:

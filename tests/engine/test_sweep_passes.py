@@ -228,6 +228,8 @@ def test_runs_follow_their_agent_to_another_pool(one: Sweeper) -> None:
 # --- Hints ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.invariant("I5")
+@pytest.mark.invariant("I6")
 def test_a_run_without_a_hint_gets_one_after_three_seconds_where_the_depth_is_known(one: Sweeper) -> None:
     run = factory.a_run(one.database)
     one.again("hints")
@@ -277,6 +279,8 @@ def test_on_rabbitmq_a_known_depth_does_not_make_healing_quicker(database_url: s
         assert len(one.hinted) == 1
 
 
+@pytest.mark.invariant("I5")
+@pytest.mark.invariant("I5")
 def test_a_waiting_run_is_announced_again_once_per_interval_whoever_sweeps(database_url: str) -> None:
     with sweepers(database_url, 3, renotify_s=300.0) as three:
         run = factory.a_run(three[0].database)

@@ -105,7 +105,7 @@ class World:
         rt = wiring.build(self.settings(**settings), host=host if host is not None else self.host)
         rt.hooks.subscribe(self.told.append)
         rt.start()
-        self._closers.append(rt.stop)
+        self._closers += [rt.drain.set, rt.stop]
         return Worker(self, rt)
 
     def client(

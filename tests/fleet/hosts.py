@@ -138,7 +138,11 @@ def obey(request: ModelRequest) -> Turn:
     """The turn that the newest input asks for: an input is a list of turns (see `tests.fleet.bench.script`)."""
     asked = next(message.content for message in reversed(request.messages) if message.role == "user")
     index = turn_index(request.messages)
-    _append("model", {"run": request.run_id, "step": request.step, "turn": index, "pid": os.getpid()})
+    heard = [
+        message.content for message in request.messages if message.role == "assistant" and message.content
+    ]
+    line = {"run": request.run_id, "step": request.step, "turn": index, "pid": os.getpid(), "heard": heard}
+    _append("model", line)
     return Turn.model_validate(json.loads(asked)[index])
 
 

@@ -86,6 +86,7 @@ class Walks:
         return self.runs[-1]
 
 
+@pytest.mark.invariant("I7")
 @pytest.mark.parametrize(("probe", "nth"), CASES, ids=lambda value: str(value))
 def test_another_worker_continues_after_a_kill_at(bench: Bench, probe: str, nth: int) -> None:
     armed = bench.worker(CORTEX_PROBE=f"{probe}:{nth}", **QUICK)
@@ -113,6 +114,7 @@ def test_another_worker_continues_after_a_kill_at(bench: Bench, probe: str, nth:
         assert len(asked) <= row["next_step"] + row["reclaim_total"]
 
 
+@pytest.mark.invariant("I7")
 @pytest.mark.parametrize(
     ("probe", "happened"), [("tool.after_start_record", False), ("tool.after_handler", True)], ids=str
 )

@@ -12,6 +12,7 @@ from tests.waiting import wait_until
 LONG = [call("note", text=str(number)) for number in range(18)]
 
 
+@pytest.mark.invariant("I8")
 def test_runs_are_handed_off_at_their_next_boundary(bench: Bench) -> None:
     first = bench.worker(slots=10)  # two of them are kept for runs that have begun
     with bench.gate():
@@ -32,6 +33,7 @@ def test_runs_are_handed_off_at_their_next_boundary(bench: Bench) -> None:
     assert bench.did() == {"charge": 8}
 
 
+@pytest.mark.invariant("I8")
 def test_what_ignores_the_drain_is_handed_off_at_the_deadline(bench: Bench) -> None:
     first = bench.worker(slots=10, CORTEX_DRAIN_S="2")
     with bench.gate("safe"), bench.gate("unsafe"):

@@ -50,6 +50,7 @@ def test_sweeps_touch_nothing_of_a_worker_that_has_just_started(bench: Bench) ->
     assert len(bench.lines("model")) == 100
 
 
+@pytest.mark.invariant("I2")
 @pytest.mark.parametrize(
     "point", ["model.after", "tool.before_start_record", "tool.after_start_record", "tool.after_handler"]
 )

@@ -77,6 +77,7 @@ def answers(browser: httpx.Client) -> bool:
         return False
 
 
+@pytest.mark.invariant("I10")
 def test_flower_shows_the_fleet_with_ids_only(flower: httpx.Client) -> None:
     run_id = flower.headers["X-Run"]
     tasks = wait_until(

@@ -43,6 +43,7 @@ def read(kwargs: dict[str, Any]) -> tuple[list[Any], Outcome]:
     return seen, work_off(ContinueRunMessage, body, (), kwargs)
 
 
+@pytest.mark.invariant("I10")
 def test_the_longest_message_stays_under_its_limits(broker_url: str) -> None:
     publish = CeleryPublisher(Settings(broker_url=broker_url, queue_prefix="x" * 20, pool="p" * 40))
     publish(RunReady(run_id=LONGEST, revision=GREATEST, why="reclaim", pool="p" * 40))
@@ -58,6 +59,7 @@ def test_the_longest_message_stays_under_its_limits(broker_url: str) -> None:
     )
 
 
+@pytest.mark.invariant("I10")
 def test_flower_is_shown_the_id_and_nothing_else(broker_url: str, ready: Callable[..., RunReady]) -> None:
     fact = ready()
     publish = CeleryPublisher(Settings(broker_url=broker_url))

@@ -182,6 +182,7 @@ def test_strange_messages_are_refused_once_and_good_ones_work(
 # --- The broker -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.invariant("I6")
 def test_after_a_reconnect_a_worker_looks_into_the_table(
     worker: Start, database_url: str, own_broker: ValkeyNode
 ) -> None:

@@ -373,6 +373,9 @@ STATEMENTS = (
     CREATE INDEX suspensions_poll ON suspensions (next_poll_at, id) WHERE ended_at is null and next_poll_at is not null
     """,
     """
+    CREATE INDEX suspensions_run ON suspensions (run_id, created_at)
+    """,
+    """
     CREATE TABLE sweeps (
         name TEXT NOT NULL,
         started_at TIMESTAMP WITH TIME ZONE,
