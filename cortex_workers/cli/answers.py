@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from cortex_workers.cli import here
 from cortex_workers.cli.options import AsJson, Limit, RunId, Scope
 from cortex_workers.cli.report import DONE, REFUSED, command, console, examples, given_json, note, print_json
+
+if TYPE_CHECKING:
+    from cortex_workers.schemas.admission import ResumeAdmission
 
 app = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="Results of tools that run outside: provide."
@@ -54,6 +57,7 @@ def provide(
 
     if (call is None) == (everything is None):
         raise typer.BadParameter("say either --call with its --content or --error, or --all")
+    done: ResumeAdmission | None
     with here.client(scope, announces=True) as client:
         if everything is not None:
             if content is not None or error is not None:

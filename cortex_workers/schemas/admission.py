@@ -163,7 +163,7 @@ class ResumeClosureRequest(Model):
 
         Raises: ValueError.
         """
-        return ResumeClosureRequest.model_validate(self.model_dump())
+        return ResumeClosureRequest.model_validate(dict(self))
 
     def digest(self) -> str:
         """Binds the whole request: a retry has the same."""

@@ -20,8 +20,8 @@ from cortex_workers.schemas.lifecycle import (
     transition,
 )
 
-LATER = {"run": {RunState.CREATED, RunState.INCOMPLETE}, "checkpoint": set(), "tool_call": set()}
-"""States whose rows arrive with later rooms: a host's own runs, and the closer of answers."""
+LATER = {"run": {RunState.CREATED}, "checkpoint": set(), "tool_call": set()}
+"""States whose rows arrive with later rooms: a host's own runs."""
 
 TERMINAL = {
     "run": TERMINAL_RUN_STATES,
