@@ -80,7 +80,9 @@ class SpendGate:
         return int(count(request))
 
     def _check(self, request: ModelRequest) -> None:
-        if request.deferral is not None and request.deferral.kind == KIND and request.deferral.approved:
+        asked = request.deferral
+        if asked is not None and (asked.approved or asked.kind != KIND):
+            # Approved here, or put off by the client behind this gate, to which it had let the call through.
             return
         tokens = self.count_tokens(request)
         if self._max_tokens is not None and tokens > self._max_tokens:
