@@ -89,7 +89,11 @@ class TokenSource(Protocol):
     """Gives the tokens that are still kept."""
 
     def read(self, run_id: str, place: str | None) -> tuple[Sequence[Token], str | None]:
-        """Tokens after a place, and the next place."""
+        """Tokens after a place, and the next place; nothing while they cannot be had. Never raises."""
+        ...
+
+    def close(self) -> None:
+        """Give back what reading took."""
         ...
 
 

@@ -214,7 +214,7 @@ def _build(name: str) -> Model:
     model = infer_model(name)
     if model.batch_max_requests is None:
         raise Misconfiguration(f"model {name!r} has no batch API")
-    client = getattr(model, "client", None)
+    client: Any = getattr(model, "client", None)
     if hasattr(client, "max_retries"):
         # The run owns retrying: a look that fails is made again later, without a worker that sleeps meanwhile.
         client.max_retries = 0

@@ -16,7 +16,10 @@ from cortex_workers.schemas.base import Model
 
 
 class StreamKind(StrEnum):
-    """The seed's events, and ``lost`` for a window of tokens that is gone."""
+    """The seed's events, and ``lost`` for a window of tokens that is gone.
+
+    Its data: ``step``, and the indexes ``from`` and ``to`` (None: all that followed in this step).
+    """
 
     RUN_STARTED = "run_started"
     STEP = "step"
@@ -43,7 +46,10 @@ TERMINAL_KINDS = frozenset(
 
 
 class StreamEvent(Model):
-    """One event. ``cursor`` is the ordinal of the newest durable fact so far: attach again with it and miss nothing."""
+    """One event. ``cursor`` is the ordinal of the newest fact that was given whole: attach again and miss nothing.
+
+    Of a fact that is several events (the calls of one answer), who attaches in their midst gets all of them again.
+    """
 
     kind: StreamKind
     run_id: str

@@ -39,7 +39,8 @@ class WorkerProcess:
 
         self.rt = wiring.build(settings, role="worker", drain=SWITCH)
         attach(self.rt)
-        self.rt.tokens = TokenPusher(settings)
+        self.rt.tokens = tokens = TokenPusher(settings)
+        self.rt.closers.append(tokens.close)
         self.depth = BrokerDepth(settings)
         self.rt.depth = self.depth
         self.watchdog = Watchdog(
