@@ -152,13 +152,16 @@ def _load(ex: Execution) -> None:
     with ex.rt.database.read() as unit:
         work(unit)
         if row["instruction"] == Instruction.REPEAT_MODEL_CALL and row["suspension_id"] is not None:
-            ex.deferral = _deferral(unit, row["suspension_id"])
+            ex.deferral = _deferral(unit, row["suspension_id"], int(row["next_step"]))
 
 
-def _deferral(unit: Unit, suspension_id: str) -> Deferral | None:
-    """What the model client is told when it is asked again (ruling 50)."""
+def _deferral(unit: Unit, suspension_id: str, next_step: int) -> Deferral | None:
+    """What the model client is told when it is asked again (ruling 50).
+
+    Only for the step that was put off: a lapse after it leaves the instruction, and a yes is not for the next call.
+    """
     pause = suspensions.get(unit, suspension_id)
-    if pause is None or pause["deferral_kind"] is None:
+    if pause is None or pause["deferral_kind"] is None or pause["next_step"] != next_step:
         return None
     asked = checkpoints.of_pause(unit, suspension_id)
     decision = (asked or {}).get("decision") or {}

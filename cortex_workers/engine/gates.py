@@ -177,11 +177,14 @@ def _authorize(ex: Execution, planned: Planned) -> Result | None:
 
 
 def _answered(ex: Execution, planned: Planned, verdict: Row) -> Result:
-    """What somebody outside says the call returned (ruling 44)."""
+    """What somebody outside says the call returned, with what it really ran with (ruling 44, bug case C24)."""
+    planned.adjudicated = "decision" in verdict
+    _arguments(planned, verdict)
     if verdict["error"] is not None:
-        return failed(planned, clean_text(str(verdict["error"]))[0][:20_000])
+        return failed(planned, planned.as_it_ran(clean_text(str(verdict["error"]))[0][:20_000]))
     text, marked = clean_text(encode_result(verdict["content"]))
-    return Result(planned, "complete", cut_result(text, ex.rt.settings.result_bytes), marked=marked)
+    text = cut_result(planned.as_it_ran(text), ex.rt.settings.result_bytes)
+    return Result(planned, "complete", text, marked=marked)
 
 
 def failed(planned: Planned, text: str) -> Result:

@@ -18,7 +18,7 @@ from cortex_workers.errors import (
 )
 from cortex_workers.schemas.admission import ResumeAdmission, ResumeAdmissionPage, ResumeExpiry, ResumeStart
 from cortex_workers.schemas.ids import EVENT, RUN, SUSPENSION, new_id
-from cortex_workers.store import admissions, runs, sessions, turns
+from cortex_workers.store import admissions, runs, sessions, suspensions, turns
 from cortex_workers.store.transitions import Guard, Move, Row
 from cortex_workers.store.unit import Unit
 
@@ -92,7 +92,8 @@ def expire(
     """Give up an admitted answer that nobody began with: the run fails, with a receipt. Not for an ordinary wait.
 
     The same request again returns the original receipt (not fresh).
-    Raises: AdmissionNotFound, AdmissionConflict for another digest, ResumeAlreadyStarted, InvalidState.
+    Raises: AdmissionNotFound, AdmissionConflict for another digest, ResumeAlreadyStarted, InvalidState also before the
+    deadline of its pause (ruling 41).
     """
     row = _row(rt, run_id, suspension_id, scope)
     if row["request_digest"] != request_digest:
@@ -115,6 +116,11 @@ def _expire(unit: Unit, row: Row, actor: str) -> ResumeExpiry | None:
     sessions.lock(unit, run["session_id"])
     if run["state"] != "ready" or run["suspension_id"] != row["suspension_id"]:
         return None
+    pause = suspensions.get(unit, row["suspension_id"])
+    if pause is not None and pause["expires_at"] is not None and not pause["overdue"]:
+        raise InvalidState(
+            f"the answer may be given up after the deadline of its pause: {pause['expires_at']:%Y-%m-%d %H:%M:%S} UTC"
+        )
     values = {
         "error_code": "admission_expired",
         "error_text": "the admitted answer was given up before anybody began",

@@ -63,8 +63,8 @@ def provide_results(
         return known
     _refuse_kind(pause)
     _refuse_mismatch(pause, [item["tool_call_id"] for item in given])
-    _refuse_partial(pause)
-    done = rt.database.run(lambda unit: _admit(unit, pause, data, actor, "provide_results"))
+    _refuse_partial(pause.pending)
+    done = rt.database.run(lambda unit: _admit_whole(unit, pause, data, actor))
     return done if done is not None else _lost(rt, run_id, pause, data, scope)
 
 
@@ -173,7 +173,7 @@ def _retained(rt: Runtime, pause: _Pause, given: dict[str, Any]) -> ResumeAdmiss
 def _refuse_kind(pause: _Pause) -> None:
     """Each door sees only its own kind (ruling 44)."""
     if pause.suspension["ended_at"] is not None:
-        raise NotSuspended("this pause was left in the meantime")
+        raise _left(pause.suspension)
     reason = pause.suspension["reason"]
     if reason == SuspendReason.APPROVAL:
         raise RequiresApproval("this pause waits for an approval; decide its checkpoint")
@@ -195,12 +195,21 @@ def _refuse_mismatch(pause: _Pause, call_ids: Sequence[str]) -> None:
         raise ResultsMismatch(f"no result for the call {missing[0][:80]!r}")
 
 
-def _refuse_partial(pause: _Pause) -> None:
-    if any(call["answered_at"] is not None for call in pause.pending):
-        still = [call["call_id"] for call in pause.pending if call["answered_at"] is None]
+def _refuse_partial(pending: Sequence[Row]) -> None:
+    if any(call["answered_at"] is not None for call in pending):
+        still = [call["call_id"] for call in pending if call["answered_at"] is None]
         raise InvalidState(
             f"calls of this pause were answered one by one; still open: {', '.join(still)[:300]}"
         )
+
+
+def _admit_whole(unit: Unit, pause: _Pause, data: bytes, actor: str) -> ResumeAdmission | None:
+    """Admit unless a single call was answered meanwhile: its answer was confirmed, so it may not be passed over."""
+    sessions.lock(unit, pause.run["session_id"])
+    run = runs.lock(unit, pause.run["id"])
+    if run is not None and run["state"] == "paused" and run["suspension_id"] == pause.suspension["id"]:
+        _refuse_partial(suspensions.pending(unit, pause.suspension["id"]))
+    return _admit(unit, pause, data, actor, "provide_results")
 
 
 def _admit(unit: Unit, pause: _Pause, data: bytes, actor: str, door: str) -> ResumeAdmission | None:
@@ -271,7 +280,17 @@ def _lost(rt: Runtime, run_id: str, pause: _Pause, data: bytes, scope: str) -> R
         run = runs.get_scoped(unit, run_id, scope)
         suspension = suspensions.get(unit, pause.suspension["id"])
     if run is not None and run["state"] == "paused" and suspension is not None and suspension["overdue"]:
-        raise SuspensionExpired(
-            f"the deadline of this pause was {suspension['expires_at']:%Y-%m-%d %H:%M:%S} UTC"
-        )
-    raise NotSuspended("this pause was left in the meantime")
+        raise _too_late(suspension)
+    raise _left(suspension or pause.suspension)
+
+
+def _left(suspension: Row) -> NotSuspended:
+    if suspension["ended_as"] == "expired":
+        return _too_late(suspension)
+    return NotSuspended("this pause was left in the meantime")
+
+
+def _too_late(suspension: Row) -> SuspensionExpired:
+    return SuspensionExpired(
+        f"the deadline of this pause was {suspension['expires_at']:%Y-%m-%d %H:%M:%S} UTC"
+    )

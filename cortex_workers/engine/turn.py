@@ -184,5 +184,7 @@ def load_verdicts(ex: Execution, calls: Sequence[Planned]) -> tuple[dict[str, Ro
             if rows.get(item.call.id, {}).get("state") in ("pending", "started")
         ]
         verdicts = checkpoints.verdicts(unit, ex.run_id, asked) if asked else {}
-        verdicts.update(admissions.answers(unit, ex.run_id, asked) if asked else {})
+        answers = admissions.answers(unit, ex.run_id, asked) if asked else {}
+    # An answered call may have been approved before: the decision tells what it ran with.
+    verdicts.update({call_id: {**verdicts.get(call_id, {}), **found} for call_id, found in answers.items()})
     return verdicts, rows

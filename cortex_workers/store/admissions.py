@@ -213,6 +213,7 @@ def answers(unit: Unit, run_id: str, call_ids: Sequence[str]) -> dict[str, Row]:
     statement = (
         select(
             pending_calls.c.call_id,
+            pending_calls.c.answer,
             suspensions.c.ended_as,
             suspensions.c.expires_at,
             admissions.c.input,
@@ -243,6 +244,10 @@ def _answer(row: Row) -> Row | None:
         for item in json.loads(bytes(row["input"]))["tool_results"]:
             if item["tool_call_id"] == row["call_id"]:
                 return {"outcome": "answered", "content": item.get("content"), "error": item.get("error")}
+    if row["ended_as"] == "expired" and row["answer"] is not None:
+        # It came in time; only the others of its pause did not.
+        kept = json.loads(bytes(row["answer"]))
+        return {"outcome": "answered", "content": kept.get("content"), "error": kept.get("error")}
     if row["ended_as"] == "expired":
         return {
             "outcome": "expired",

@@ -61,7 +61,7 @@ def _move(unit: Unit, name: str, run: Mapping[str, Any], guard: Guard, what: Mov
         sessions.give_back(unit, run["session_id"], place)
     if moved is None or not moved["shared"]:
         return moved
-    recompute(unit, run["session_id"])
+    recompute(unit, run["session_id"], admitted=moved["id"] if name == "admit" else None)
     return _reread(unit, moved)
 
 
@@ -74,10 +74,11 @@ def _reread(unit: Unit, moved: Row) -> Row:
     return {**moved, "wait_reason": reason}
 
 
-def recompute(unit: Unit, session_id: str, later_s: float = 10.0) -> int:
+def recompute(unit: Unit, session_id: str, later_s: float = 10.0, admitted: str | None = None) -> int:
     """Set and clear the waits of a session's runs, under its lock; announces what it clears.
 
-    The first that applies: hold, gate, turn, no_worker (kept), later.
+    The first that applies: hold, gate, turn, no_worker (kept), later. ``admitted`` is a run whose answer was retained
+    in this transaction: it is told of as that.
     Returns the number of runs that may be claimed now and could not before.
     """
     session = sessions.lock(unit, session_id)
@@ -105,7 +106,8 @@ def recompute(unit: Unit, session_id: str, later_s: float = 10.0) -> int:
     )
     cleared = [dict(row) for row in changed if row["wait_reason"] is None]
     for row in cleared:
-        unit.announce(announcing.waiting(row))
+        told = announcing.admitted if row["id"] == admitted else announcing.waiting
+        unit.announce(told(row))
     return len(cleared)
 
 
