@@ -492,14 +492,6 @@ class UnsupportedCelery(Misconfiguration):
     code = "unsupported_celery"
 
 
-def all_errors() -> list[type[CortexError]]:
+def all_errors(root: type[CortexError] = CortexError) -> list[type[CortexError]]:
     """Every class of the tree, depth first; docs and tests read it."""
-    found: list[type[CortexError]] = []
-
-    def walk(cls: type[CortexError]) -> None:
-        found.append(cls)
-        for sub in cls.__subclasses__():
-            walk(sub)
-
-    walk(CortexError)
-    return found
+    return [root, *(found for sub in root.__subclasses__() for found in all_errors(sub))]

@@ -404,45 +404,14 @@ RUN: tuple[Transition, ...] = (
     ),
 )
 
+_ASKED, _CLOSED = CheckpointState.PENDING, CheckpointState.RESOLVED
 CHECKPOINT: tuple[Transition, ...] = (
-    Transition(
-        "open", (), CheckpointState.PENDING, Fence.NEW, "A pause asks somebody.", refusal="already_exists"
-    ),
-    Transition(
-        "decided",
-        (CheckpointState.PENDING,),
-        CheckpointState.RESOLVED,
-        Fence.PENDING,
-        "The first decision is recorded.",
-    ),
-    Transition(
-        "settled",
-        (CheckpointState.PENDING,),
-        CheckpointState.RESOLVED,
-        Fence.PENDING,
-        "An uncertain effect was settled.",
-    ),
-    Transition(
-        "expired",
-        (CheckpointState.PENDING,),
-        CheckpointState.RESOLVED,
-        Fence.PENDING,
-        "Its pause passed the deadline.",
-    ),
-    Transition(
-        "cancelled",
-        (CheckpointState.PENDING,),
-        CheckpointState.RESOLVED,
-        Fence.PENDING,
-        "Its run was cancelled.",
-    ),
-    Transition(
-        "superseded",
-        (CheckpointState.PENDING,),
-        CheckpointState.RESOLVED,
-        Fence.PENDING,
-        "No decision can reach its pause any more.",
-    ),
+    Transition("open", (), _ASKED, Fence.NEW, "A pause asks somebody.", refusal="already_exists"),
+    Transition("decided", (_ASKED,), _CLOSED, Fence.PENDING, "The first decision is recorded."),
+    Transition("settled", (_ASKED,), _CLOSED, Fence.PENDING, "An uncertain effect was settled."),
+    Transition("expired", (_ASKED,), _CLOSED, Fence.PENDING, "Its pause passed the deadline."),
+    Transition("cancelled", (_ASKED,), _CLOSED, Fence.PENDING, "Its run was cancelled."),
+    Transition("superseded", (_ASKED,), _CLOSED, Fence.PENDING, "No decision can reach its pause any more."),
 )
 
 _CALL = ToolCallState
