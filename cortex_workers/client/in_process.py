@@ -11,7 +11,7 @@ from cortex_workers.engine import authority, in_process
 from cortex_workers.errors import (
     InvalidArgument,
 )
-from cortex_workers.schemas.checkpoint import CallDecision
+from cortex_workers.schemas.checkpoint import CallDecision, CheckpointKind
 from cortex_workers.schemas.run import EnqueueRun, Run, RunOverrides
 
 
@@ -80,7 +80,7 @@ class InProcess(Producers, People):
         scope: str | None = None,
         principal: Any = None,
     ) -> Run:
-        """Decide, and continue the run in this process.
+        """Decide, and continue the run in this process; a host's own checkpoint is only recorded.
 
         Raises: NoHost, Stopping (nothing is recorded), as ``decide``; as ``continue_run`` when the decision is in but
         the run went on elsewhere.
@@ -98,4 +98,5 @@ class InProcess(Producers, People):
             principal=principal,
         )
         run = self.get(decided.run_id, scope=scope)
-        return run if run.is_terminal else self.continue_run(decided.run_id, scope=scope)
+        stays = run.is_terminal or decided.kind == CheckpointKind.HOST
+        return run if stays else self.continue_run(decided.run_id, scope=scope)
