@@ -202,10 +202,9 @@ def _fail(ex: Execution, error: CortexError) -> None:
         finish.fail(ex, error)
     except (LeaseLost, Unavailable):
         raise
-    except Exception:
+    except Exception:  # what is in hand may be what cannot be written: the run must end all the same
         if not ex.results:
             raise
-        # What is in hand may be what cannot be written: the run must end all the same.
         ex.results = []
         finish.fail(ex, error)
 

@@ -274,7 +274,7 @@ def test_what_looks_like_an_object_comes_back_as_data(world: World) -> None:
 # --- Answers that are refused ----------------------------------------------------------------------------------------
 
 MISFIT: list[tuple[str, Callable[[], Sequence[ToolResult]], type[CortexError]]] = [
-    ("nothing", lambda: [], ResultsMismatch),
+    ("nothing", list, ResultsMismatch),
     ("one missing", lambda: [result(A)], ResultsMismatch),
     ("one too many", lambda: [result(A), result(B), result("call_9_9")], ResultsMismatch),
     ("one twice", lambda: [result(A), result(B), result(B)], ResultsMismatch),
