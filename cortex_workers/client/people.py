@@ -50,6 +50,16 @@ class People(ClientBase):
             )
             return [checkpoints.to_checkpoint(unit, row) for row in rows]
 
+    def count_checkpoints(self, *, scope: str | None = None, run_id: str | None = None) -> int:
+        """How many questions of a scope and below wait for a decision.
+
+        Raises: NoScope, InvalidScope, InvalidId.
+        """
+        if run_id is not None:
+            checked_id(RUN, run_id)
+        with self._rt.database.read() as unit:
+            return checkpoints.count_pending(unit, self._need_scope(scope), run_id)
+
     def checkpoint(self, checkpoint_id: str, *, scope: str | None = None) -> Checkpoint:
         """One checkpoint.
 

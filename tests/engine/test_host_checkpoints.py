@@ -148,3 +148,19 @@ def test_only_of_a_run_of_this_scope(world: World) -> None:
         client.open_checkpoint(new_id(RUN), "Publish?")
     with pytest.raises(InvalidId):
         client.open_checkpoint("x", "Publish?")
+
+
+def test_open_questions_are_counted_in_a_scope_and_below(world: World) -> None:
+    client, worker, run_id = paused(world)
+    below = client.enqueue("support", "Pay 5", scope="tenant=acme/user=1").id
+    worker.work(below)
+    other = client.enqueue("support", "Pay 5", scope="tenant=other").id
+    worker.work(other)
+    made = client.open_checkpoint(run_id, "Publish?")
+    assert client.count_checkpoints() == len(client.checkpoints()) == 3
+    assert client.count_checkpoints(run_id=run_id) == 2
+    assert client.count_checkpoints(scope="tenant=acme/user=1") == 1
+    client.decide(made.id, approved=True)
+    assert client.count_checkpoints(run_id=run_id) == 1
+    with pytest.raises(InvalidId):
+        client.count_checkpoints(run_id="x")
