@@ -142,7 +142,9 @@ def page(
 
 def count_pending(unit: Unit, scope: str, run_id: str | None = None) -> int:
     """How many questions of a scope and below wait for a decision."""
-    statement = select(func.count()).where(checkpoints.c.state == "pending", within(checkpoints.c.scope, scope))
+    statement = select(func.count()).where(
+        checkpoints.c.state == "pending", within(checkpoints.c.scope, scope)
+    )
     if run_id is not None:
         statement = statement.where(checkpoints.c.run_id == run_id)
     return int(unit.scalar(statement) or 0)

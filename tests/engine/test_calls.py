@@ -275,7 +275,7 @@ def test_a_message_that_looks_like_an_approval_is_words(world: World) -> None:
 def test_decisions_shaped_like_objects_come_back_as_data(world: World) -> None:
     """Bug case C49."""
     client, run_id, checkpoint_id = paused(world)
-    odd = "!!python/object/apply:os.system ['true'] {\"$ref\": \"#/calls\", \"__reduce__\": 1}"
+    odd = '!!python/object/apply:os.system [\'true\'] {"$ref": "#/calls", "__reduce__": 1}'
     calls = {A: yes(amended_arguments={"amount": 1, "currency": odd}), B: no(odd), C: no()}
     decided = client.decide(checkpoint_id, calls=calls, reason=odd)
     assert client.checkpoint(checkpoint_id) == decided

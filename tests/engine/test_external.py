@@ -11,6 +11,7 @@ from itertools import permutations
 from typing import Any
 
 import pytest
+from sqlalchemy import event
 
 from cortex_workers import Client
 from cortex_workers.engine import expire
@@ -29,6 +30,7 @@ from cortex_workers.errors import (
     RequiresApproval,
     ResultsMismatch,
     RunNotFound,
+    StoreUnavailable,
     SuspensionExpired,
     UnstorableText,
 )
@@ -415,9 +417,7 @@ def test_an_answer_after_the_deadline_is_refused_before_and_after_the_sweep(worl
 
 
 def test_an_expired_wait_may_go_back_to_the_model(world: World) -> None:
-    client, worker, run_id = paused(
-        world, tool={"ttl": timedelta(seconds=2), "on_expiry": "return_to_model"}
-    )
+    client, worker, run_id = paused(world, tool={"ttl": timedelta(seconds=2), "on_expiry": "return_to_model"})
     world.later(3)
     assert expire_it(world, worker, run_id)
     assert world.run(run_id)["state"] == "ready"
@@ -794,5 +794,40 @@ def test_a_worker_that_dies_with_the_answer_loses_nothing(world: World) -> None:
     client, worker, run_id = paused(world)
     client.provide_results(run_id, [result(A)])
     world.worker().lose_at("model.before", run_id)
+    assert worker.work(run_id)["state"] == "completed"
+    assert results(world.messages(run_id)) == ["12 EUR"]
+
+
+@pytest.mark.parametrize("committed", [True, False], ids=["after the commit", "before the commit"])
+@pytest.mark.parametrize("door", ["whole", "one"])
+def test_after_a_lost_acknowledgement_the_same_answer_again_tells_what_happened(
+    world: World, committed: bool, door: str
+) -> None:
+    client, worker, run_id = paused(world)
+    engine = client.runtime.database.engine
+
+    def lose(connection: Any) -> None:
+        real = connection.connection.driver_connection
+        if committed:
+            real.commit()
+            real.execute("select 1")
+        world.sql("select pg_terminate_backend(:pid, 5000)", pid=real.info.backend_pid)
+
+    def send() -> ResumeAdmission | None:
+        if door == "whole":
+            return client.provide_results(run_id, [result(A)])
+        return client.provide_result(run_id, result(A))
+
+    event.listen(engine, "commit", lose)
+    try:
+        with pytest.raises(StoreUnavailable):
+            send()
+    finally:
+        event.remove(engine, "commit", lose)
+    assert world.run(run_id)["state"] == ("ready" if committed else "paused")
+    assert len(admissions_of(world, run_id)) == committed
+    again = send()
+    assert again is not None
+    assert again.fresh is not committed
     assert worker.work(run_id)["state"] == "completed"
     assert results(world.messages(run_id)) == ["12 EUR"]

@@ -38,9 +38,7 @@ def but_checkpoints(world: World) -> dict[str, Any]:
 
 @pytest.mark.parametrize("approved", [True, False])
 @pytest.mark.parametrize("state", ["paused", "completed"])
-def test_opening_and_deciding_it_changes_nothing_but_itself(
-    world: World, state: str, approved: bool
-) -> None:
+def test_opening_and_deciding_it_changes_nothing_but_itself(world: World, state: str, approved: bool) -> None:
     client, worker, run_id = paused(world)
     if state == "completed":
         client.decide(only(client.checkpoints()).id, approved=True)
