@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -75,7 +76,11 @@ def _kill() -> None:
 
 
 def _stop() -> None:
-    os.kill(os.getpid(), signal.SIGSTOP)
+    # A signal to the process may be taken by another thread, with this one running on for a moment, past the point.
+    if "gevent.monkey" in sys.modules:
+        os.kill(os.getpid(), signal.SIGSTOP)  # where a thread's id is a greenlet's
+    else:
+        signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
 
 def _wait_at(path: Path) -> Callable[[], None]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import traceback
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -113,6 +114,12 @@ def event(name: str, level: str = "info", **fields: Any) -> None:
         return
     exc_info = fields.pop("exc_info", None)
     _plain.log(logging.getLevelNamesMapping()[level.upper()], "%s %s", name, fields, exc_info=exc_info)
+
+
+def places(error: BaseException) -> list[str]:
+    """Where an error was raised: files, lines and functions, innermost last; never its text, which may hold content."""
+    frames = traceback.extract_tb(error.__traceback__)[-5:]
+    return [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames]
 
 
 def configure_logging(log_format: str = "auto", level: str = "info") -> None:

@@ -87,6 +87,7 @@ def _servers(settings: Settings, stack: Stack) -> Iterator[dict[str, str]]:
                 f"starting {' and '.join(_TITLES[name] for name, yes in wanted.items() if yes)} in {folder}"
             )
             servers = undo.enter_context(EmbeddedServers(folder, **wanted))
+            stack.servers = {_TITLES[name]: getattr(servers, name) for name, yes in wanted.items() if yes}
         database = settings.require_database() if not wanted["postgres"] else servers.database_url
         broker = settings.require_broker() if not wanted["valkey"] else servers.broker_url
         before, after = migrate.current(database), migrate.upgrade(database)
@@ -141,6 +142,7 @@ class Stack:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        self.servers: dict[str, Any] = {}
         self._children: list[_Child] = []
         self._asked = 0
         self._console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
@@ -202,11 +204,19 @@ class Stack:
             ended = [child for child in self._children if child.process.poll() is not None]
             if any(not self._goes_on(child) for child in ended):
                 return REFUSED
+            self._revive_servers()
             if not any(child.name.startswith("worker") for child in self._children):
                 self.say("no worker is left")
                 return DONE
             pause.wait(_LOOK_S)
         return DONE
+
+    def _revive_servers(self) -> None:
+        """Start a server of ours again that was killed, at its old address and with its data."""
+        for title, node in self.servers.items():
+            if not node.is_running:
+                self.say(f"{title} has ended; starting it again", style="yellow")
+                node.start()
 
     def _goes_on(self, child: _Child) -> bool:
         """After a process has ended: asked to, it stays away; killed, it starts anew; false when it cannot start."""

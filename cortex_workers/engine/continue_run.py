@@ -60,7 +60,9 @@ def execute(rt: Runtime, row: Row, held: Held, slice_began: float | None = None)
     except Unavailable:
         raise
     except Exception as error:  # an unforeseen error must not leave the run to lapse four times
-        telemetry.event("run.broken", "error", run_id=term.run_id, error=type(error).__name__, exc_info=True)
+        telemetry.event(
+            "run.broken", "error", run_id=term.run_id, error=type(error).__name__, at=telemetry.places(error)
+        )
         return _failed(rt, row, ex, term, held, RunFailure(f"internal error: {type(error).__name__}"))
     finally:
         held.release()
@@ -71,7 +73,7 @@ def _work(ex: Execution) -> str:
     try:
         with telemetry.span("cortex.run", run_id=ex.run_id, revision=ex.term.revision):
             loop.run_loop(ex)
-        return "done"
+        return ex.left_as
     except boundary.HandOff as error:
         suspend.hand_off(ex, error.reason, None)
         return "handed_off"
@@ -105,7 +107,12 @@ def prepare(rt: Runtime, row: Row, term: Term, held: Held) -> Execution:
         next_seq=int(row["next_seq"]),
         stored_prompt=row["system_prompt"] is not None,
     )
-    _load(ex)
+    try:
+        _load(ex)
+    except ValueError as error:
+        raise InvalidContinuation(
+            f"what is stored of the run cannot be read: {type(error).__name__}"
+        ) from error
     return ex
 
 
@@ -202,7 +209,7 @@ def _fail(ex: Execution, error: CortexError) -> None:
         finish.fail(ex, error)
     except (LeaseLost, Unavailable):
         raise
-    except Exception:  # what is in hand may be what cannot be written: the run must end all the same
+    except Exception:  # what is in hand may be what cannot be written, and the run must end all the same
         if not ex.results:
             raise
         ex.results = []

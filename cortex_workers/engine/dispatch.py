@@ -9,10 +9,12 @@ import json
 import time
 from typing import Any
 
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
+
 from cortex_workers import probes, telemetry
 from cortex_workers.engine import boundary, gates
 from cortex_workers.engine.execution import Execution, Planned, Result
-from cortex_workers.errors import EffectUncertain, RunInterrupted
+from cortex_workers.errors import EffectUncertain, RunInterrupted, StoreUnavailable
 from cortex_workers.host import ResultNotEncodable, clean_text, cut_result, encode_result
 from cortex_workers.lease.loops import ToolTimeout
 from cortex_workers.store import transcript
@@ -113,8 +115,14 @@ def _success(ex: Execution, planned: Planned, value: Any) -> Result:
 
 
 def _late(ex: Execution, planned: Planned, late: Any) -> None:
-    """A handler returned after its run had moved on: keep it as evidence (ruling 8)."""
-    keep_late(ex, planned, _evidence(ex, late))
+    """A handler returned after its run had moved on: keep it as evidence (ruling 8), also past a short outage."""
+    retrying = Retrying(
+        retry=retry_if_exception_type(StoreUnavailable),
+        stop=stop_after_delay(ex.rt.settings.lease_ttl_s),
+        wait=wait_fixed(1.0),
+        reraise=True,
+    )
+    retrying(keep_late, ex, planned, _evidence(ex, late))
     telemetry.event(
         "tool.late_result", "warning", run_id=ex.run_id, call_id=planned.call.id, tool=planned.call.name
     )

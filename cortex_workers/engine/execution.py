@@ -100,6 +100,7 @@ class Execution:
     slice_began: float = field(default_factory=time.monotonic)
     last_message_seq: int | None = None
     last_step_index: int = 0
+    left_as: str = "done"
     next_seq: int = 0
     deferral: Deferral | None = None
 

@@ -68,6 +68,7 @@ def _end(
 
     with ex.held.ending():
         row, _ = persist.write(ex, work, persist.moved_by(ex, name, batch.seqs))
+    ex.left_as = str(row["state"])
     telemetry.RUNS_ENDED.labels(row["state"]).inc()
     telemetry.event(
         f"run.{row['state']}",

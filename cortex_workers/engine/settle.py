@@ -33,13 +33,15 @@ def settle(
 ) -> Checkpoint:
     """Settle an uncertain effect; the run goes on with the result, runs the call again, or ends.
 
-    ``now`` overrides the wait before a call that did not happen is run again (recorded).
+    ``now`` overrides the wait before a call that did not happen is run again (recorded); said later, it ends that wait.
     Raises: as ``decide``.
     """
     decision, text = _with_result(rt, decision_shape.checked(decision))
     pause = deciding.load_pause(rt, checkpoint_id, scope)
     recorded = deciding.already(rt, pause, decision)
     if recorded is not None:
+        if now and decision.outcome is SettleOutcome.DID_NOT_HAPPEN:
+            rt.database.run(lambda unit: turns.hurry(unit, pause.run, decision.actor))
         return recorded
     _check_shape(pause, decision)
 

@@ -145,6 +145,7 @@ def _pause(ex: Execution, question: _Question, waiting: Sequence[Planned], batch
     with ex.held.ending():
         row, base = persist.write(ex, work, persist.moved_by(ex, question.transition, batch.seqs))
     batch.settle(base)
+    ex.left_as = str(row["state"])
     telemetry.event(
         "run.paused", run_id=ex.run_id, checkpoint_id=ids["checkpoint_id"], kind=str(question.kind)
     )
@@ -290,6 +291,7 @@ def _finish_letting_go(
     with ex.held.ending():
         row, base = persist.write(ex, work, persist.moved_by(ex, name, batch.seqs))
     batch.settle(base)
+    ex.left_as = "slice_end" if name == "slice_end" else "handed_off"
     telemetry.HAND_OFFS.labels(why).inc()
     telemetry.event("run.handed_off", run_id=ex.run_id, why=why, step=ex.next_step)
     return row

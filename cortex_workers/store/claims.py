@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, and_, exists, func, literal, or_, select
+from sqlalchemy import ColumnElement, Interval, Select, and_, exists, func, literal, or_, select
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.types import Text
@@ -61,6 +62,23 @@ def begun_waits(unit: Unit, claimer: Claimer) -> bool:
         claimable(), runs.c.pool == claimer.pool, runs.c.queue_class == "begun", served(claimer.digests)
     )
     return unit.scalar(one.limit(1)) is not None
+
+
+def count_waiting(unit: Unit, claimer: Claimer, longer_than_s: float, most: int) -> int:
+    """How many runs this claimer could take have waited longer than so many seconds, up to ``most``."""
+    since = func.greatest(runs.c.state_since, runs.c.not_before)
+    found = (
+        select(literal(1).label("one"))
+        .where(
+            claimable(),
+            runs.c.pool == claimer.pool,
+            served(claimer.digests),
+            since <= clock.now() - literal(timedelta(seconds=longer_than_s), Interval),
+        )
+        .limit(most)
+        .subquery()
+    )
+    return int(unit.scalar(select(func.count()).select_from(found)) or 0)
 
 
 def best_waiting(unit: Unit, claimer: Claimer) -> Row | None:

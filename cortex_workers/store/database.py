@@ -6,22 +6,32 @@ Source: celery.md 17, 18; ruling 19 (no pre-ping; one retry on a fresh connectio
 from __future__ import annotations
 
 import os
+import selectors
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Engine, create_engine, event
-from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import DBAPIError, InterfaceError, InvalidatePoolError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from cortex_workers import telemetry
-from cortex_workers.errors import StoreUnavailable
+from cortex_workers.errors import SchemaBehind, StoreUnavailable
 from cortex_workers.settings import Settings
 from cortex_workers.store.unit import Publish, TransitionHooks, Unit
 
 T = TypeVar("T")
 _LOST = (OperationalError, InterfaceError)
+_NO_SUCH_SCHEMA = ("42P01", "42703", "3F000")
+"""A table, column or schema that this code needs is not there."""
+_Selector: Callable[[], selectors.BaseSelector] = getattr(selectors, "PollSelector", selectors.SelectSelector)
+"""Poll needs no descriptor of its own and knows no highest number of one."""
+
+
+def first_line(error: Exception) -> str:
+    """What the driver says, in one line; it names hosts and roles, never passwords."""
+    return (str(getattr(error, "orig", error)).strip().splitlines() or ["no reason given"])[0]
 
 
 def sqlalchemy_url(url: str) -> str:
@@ -52,9 +62,12 @@ def make_engine(settings: Settings, size: int) -> Engine:
         pool_pre_ping=False,
         pool_recycle=900,
         pool_use_lifo=True,
+        # Errors of statements reach logs and callers; what the statements carry must not (I10).
+        hide_parameters=True,
         connect_args=args,
     )
     _set_timeouts(engine, settings)
+    _pass_over_closed(engine)
     return engine
 
 
@@ -71,6 +84,30 @@ def _set_timeouts(engine: Engine, settings: Settings) -> None:
         connection.autocommit = True
         connection.execute(options)
         connection.autocommit = before
+
+
+def _pass_over_closed(engine: Engine) -> None:
+    """Give out no connection whose server has closed it meanwhile, so that a restart of Postgres costs nobody an error.
+
+    Costs one look at a socket, nothing is sent: an idle connection has nothing to say but its end.
+    """
+
+    @event.listens_for(engine, "checkin")
+    def _returned(_connection: Any, record: Any) -> None:
+        record.info["idle"] = True
+
+    @event.listens_for(engine, "checkout")
+    def _given(connection: Any, record: Any, _proxy: Any) -> None:
+        if record.info.pop("idle", False) and _has_something_to_say(connection):
+            raise InvalidatePoolError("the server closed this connection while it was idle")
+
+
+def _has_something_to_say(connection: Any) -> bool:
+    if connection.closed:
+        return True
+    with _Selector() as selector:
+        selector.register(connection.fileno(), selectors.EVENT_READ)
+        return bool(selector.select(0))
 
 
 class Database:
@@ -166,7 +203,9 @@ class Database:
             raise StoreUnavailable("no database connection became free in time") from error
         except DBAPIError as error:
             if error.connection_invalidated or isinstance(error, _LOST):
-                raise StoreUnavailable() from error
+                raise StoreUnavailable(f"Postgres is not available: {first_line(error)}") from error
+            if getattr(error.orig, "sqlstate", None) in _NO_SUCH_SCHEMA:
+                raise SchemaBehind() from None
             raise
 
     def dispose(self) -> None:

@@ -16,7 +16,7 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.exc import OperationalError
 
 from cortex_workers.errors import SchemaBehind, StoreUnavailable
-from cortex_workers.store.database import sqlalchemy_url
+from cortex_workers.store.database import first_line, sqlalchemy_url
 
 _LOCK = 4_842_017_733
 _SCRIPTS = Path(__file__).resolve().parent.parent / "migrations"
@@ -43,7 +43,7 @@ def current(database_url: str) -> str | None:
         with engine.connect() as connection:
             return MigrationContext.configure(connection).get_current_revision()
     except OperationalError as error:
-        raise StoreUnavailable(f"Postgres cannot be reached: {_first_line(error)}") from error
+        raise StoreUnavailable(f"Postgres cannot be reached: {first_line(error)}") from error
     finally:
         engine.dispose()
 
@@ -64,7 +64,7 @@ def upgrade(database_url: str) -> str:
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
     except OperationalError as error:
-        raise StoreUnavailable(f"Postgres cannot be reached: {_first_line(error)}") from error
+        raise StoreUnavailable(f"Postgres cannot be reached: {first_line(error)}") from error
     finally:
         engine.dispose()
     return head()
@@ -87,7 +87,3 @@ def _is_known(revision: str) -> bool:
     """Whether this code knows a revision; one that it does not know was made by newer code."""
     known = ScriptDirectory.from_config(_config()).walk_revisions()
     return revision in {script.revision for script in known}
-
-
-def _first_line(error: Exception) -> str:
-    return (str(getattr(error, "orig", error)).strip().splitlines() or ["no reason given"])[0]

@@ -185,3 +185,29 @@ def let_go(unit: Unit, run_id: str, revision: int) -> None:
     unit.execute(update(runs).where(*mine).values(fenced_until=None))
     if found.shared:
         recompute(unit, found.session_id)
+
+
+def hurry(unit: Unit, run: Mapping[str, Any], actor: str | None) -> bool:
+    """End a ready run's wait for a time, because somebody said so; False when it does not wait for one."""
+    session = sessions.lock(unit, run["session_id"])
+    moved = (
+        unit.execute(
+            update(runs)
+            .where(runs.c.id == run["id"], runs.c.state == "ready", runs.c.not_before > clock.wall())
+            .values(
+                not_before=clock.wall(),
+                wait_reason=case((runs.c.wait_reason == "later", null()), else_=runs.c.wait_reason),
+            )
+            .returning(*runs.c)
+        )
+        .mappings()
+        .first()
+    )
+    if moved is None or session is None:
+        return False
+    sessions.note(unit, session, "run.hurry", actor or "unknown", {"run_id": run["id"]})
+    if moved["shared"]:
+        recompute(unit, run["session_id"])
+    elif moved["wait_reason"] is None:
+        unit.announce(announcing.waiting(dict(moved)))
+    return True

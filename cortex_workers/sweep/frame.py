@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from cortex_workers import telemetry
 from cortex_workers.engine.runtime import Runtime
@@ -28,7 +29,8 @@ PATIENCE_INTERVALS = 2.5
 GAP_INTERVALS = 3.0
 SETTLE_S = 2.0
 """Keepers try again every second, so within this the living have renewed after an outage; or one interval, if less."""
-_WAITED_AT = "waited_at"
+MOST_WAITS = 2
+_WAITED_AT, _WAITS = "waited_at", "waits"
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,32 +140,33 @@ def _take_and_do(rt: Runtime, each: Pass, by: str, force: bool) -> PassRun | Non
 def _waits_once(rt: Runtime, taken: Taken) -> bool:
     """After a time in which nobody swept, leases are left alone once, so that those who live renew theirs first.
 
-    The pass is given back as if never begun. A mark in its row says since when it waits: another worker may sweep in
-    the same instant, and a mark that is older than a gap was made before this outage.
+    The pass is given back as if never begun; a mark in its row says since when it waits.
     """
-    if taken.name != "lapses":
-        return False
     interval_s = rt.settings.sweep_interval_s
-    waited_s = _waited_s(taken)
-    if waited_s is not None and waited_s <= GAP_INTERVALS * interval_s:
-        if waited_s >= min(SETTLE_S, interval_s):
-            return False
-        since = taken.cursor[_WAITED_AT]
-    elif waited_s is None and (taken.gap_s is None or taken.gap_s <= GAP_INTERVALS * interval_s):
+    mark = _mark(taken, GAP_INTERVALS * interval_s, min(SETTLE_S, interval_s))
+    if taken.name != "lapses" or mark is None:
         return False
-    else:
-        since = taken.started_at.isoformat()
-        gap_s = round(taken.gap_s, 1) if taken.gap_s is not None else None
-        telemetry.event("sweep.done", sweep=taken.name, waited=True, gap_s=gap_s)
+    if mark[_WAITED_AT] != taken.cursor.get(_WAITED_AT):
+        telemetry.event("sweep.done", sweep=taken.name, waited=True, waits=mark[_WAITS])
     with rt.database.read() as unit:
-        sweeps.give_back(unit, taken, rt.worker_id, {**taken.cursor, _WAITED_AT: since})
+        sweeps.give_back(unit, taken, rt.worker_id, {**taken.cursor, **mark})
     return True
 
 
-def _waited_s(taken: Taken) -> float | None:
-    """How long ago the pass was given back to wait; None when it was not."""
-    since = taken.cursor.get(_WAITED_AT)
-    return None if since is None else (taken.started_at - datetime.fromisoformat(since)).total_seconds()
+def _mark(taken: Taken, gap_s: float, settle_s: float) -> dict[str, Any] | None:
+    """What the row says while the pass waits; None when it need not wait, or not any longer.
+
+    A mark of a moment ago holds: another worker may sweep in the same instant. One that is older than a gap was made
+    before this outage and is made anew, but only once: sweeps that are always so rare would wait for ever.
+    """
+    since, waits = taken.cursor.get(_WAITED_AT), int(taken.cursor.get(_WAITS, 0))
+    anew = {_WAITED_AT: taken.started_at.isoformat(), _WAITS: waits + 1}
+    if since is None:
+        return anew if taken.gap_s is not None and taken.gap_s > gap_s else None
+    waited_s = (taken.started_at - datetime.fromisoformat(since)).total_seconds()
+    if waited_s < settle_s:
+        return {_WAITED_AT: since, _WAITS: waits}
+    return anew if waited_s > gap_s and waits < MOST_WAITS else None
 
 
 def _tell(run: PassRun, by: str, seconds: float) -> None:

@@ -7,7 +7,6 @@ Source: house.md 3.6; celery.md 14, 26; bug case C38.
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -74,7 +73,7 @@ def work_off(
         return _outcome(error, run_id)
     except Exception as error:  # noqa: BLE001  the edge: Celery would put the text of it into events and Flower
         telemetry.event(
-            "run.broken", level="error", run_id=run_id, error=type(error).__name__, at=_place(error)
+            "run.broken", level="error", run_id=run_id, error=type(error).__name__, at=telemetry.places(error)
         )
         raise TaskBroken(type(error).__name__) from None
 
@@ -108,9 +107,3 @@ def _outcome(error: CortexError, run_id: str | None) -> Outcome:
                 telemetry.REFUSED_HINTS.labels(error.code).inc()
             return outcome
     raise TaskBroken(type(error).__name__) from error
-
-
-def _place(error: BaseException) -> list[str]:
-    """Where it was raised: files, lines and functions, innermost last; never the values."""
-    frames = traceback.extract_tb(error.__traceback__)[-5:]
-    return [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames]

@@ -13,6 +13,7 @@ from celery.worker.state import maybe_shutdown
 
 from cortex_workers.tasks import health
 from cortex_workers.tasks.continue_run import claim_from_table
+from cortex_workers.tasks.routes import takes_runs
 
 _OURS = "cortex_workers.tasks.consumer"
 _TASKS = "celery.worker.consumer.tasks:Tasks"
@@ -93,8 +94,12 @@ class TableClaim(bootsteps.StartStopStep):  # type: ignore[misc]
     requires = (_TASKS,)
 
     def start(self, consumer: Any) -> None:
-        """Hand one claim to the pool as soon as the loop turns; it ends at once when nothing waits."""
-        consumer.call_soon(consumer.pool.apply_async, claim_from_table, callback=_ignore)
+        """Hand one claim to the pool as soon as the loop turns; it ends at once when nothing waits.
+
+        A worker that `-Q` keeps away from runs is not given any this way either.
+        """
+        if takes_runs(consumer.app.amqp.queues.consume_from):
+            consumer.call_soon(consumer.pool.apply_async, claim_from_table, callback=_ignore)
 
 
 def _ignore(_outcome: Any) -> None:

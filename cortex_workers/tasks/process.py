@@ -16,6 +16,7 @@ from cortex_workers.settings import Settings
 from cortex_workers.tasks import health
 from cortex_workers.tasks.depth import BrokerDepth
 from cortex_workers.tasks.publish import attach
+from cortex_workers.tasks.routes import takes_runs
 from cortex_workers.tasks.standby import Standby, Starvation
 from cortex_workers.tasks.tokens import TokenPusher
 
@@ -47,7 +48,9 @@ class WorkerProcess:
             self.rt.keeper, self.rt.slots, self.rt.database, self.rt.drain, settings, self._flush
         )
         self._queues = tuple(queues)
-        self.standby = Standby(self.rt, self._starvation() if consumes else None)
+        self.standby = Standby(
+            self.rt, self._starvation() if consumes else None, takes_runs=takes_runs(queues)
+        )
 
     def start(self) -> None:
         """Take part in the fleet."""
@@ -60,8 +63,10 @@ class WorkerProcess:
     def stop(self) -> None:
         """Leave the fleet in good order."""
         self.standby.stop()
-        self.watchdog.stand_down()
+        self.standby.join_claims()
         self.rt.stop()
+        # Last: whatever hangs above still ends at the deadline.
+        self.watchdog.stand_down()
         self.depth.close()
 
     def _flush(self, timeout_s: float) -> None:

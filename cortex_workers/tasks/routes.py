@@ -6,6 +6,7 @@ Source: rulings 12, 13, 21; house.md 3.5.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -65,3 +66,8 @@ def route(notification: Notification) -> tuple[Route, RunReady | RunReclaimable 
     if isinstance(notification, RunReclaimable | ResumeAdmitted):
         return ROUTES[notification.kind, ""], notification
     return None
+
+
+def takes_runs(queues: Iterable[str]) -> bool:
+    """Whether a worker with these queues gets hints about runs: `prefix.continue` or `prefix.resume`, of any pool."""
+    return any(name.split(".")[1:2] in (["continue"], ["resume"]) for name in queues)

@@ -22,13 +22,19 @@ if TYPE_CHECKING:
 
 SILENT_INTERVALS = 3
 STARVING_S = 120.0
+MOST_CLAIMS = 50
 
 
 class Standby:
-    """One thread per process; it sweeps when the last sweep in Postgres is older than three intervals."""
+    """One thread per process; it sweeps when the last sweep in Postgres is older than three intervals.
 
-    def __init__(self, rt: Runtime, starvation: Starvation | None = None) -> None:
+    It also takes runs that have waited for as long: then their hints get nowhere, and free slots claim by themselves.
+    """
+
+    def __init__(self, rt: Runtime, starvation: Starvation | None = None, takes_runs: bool = False) -> None:
         self._rt = rt
+        self._takes_runs = takes_runs
+        self._claims: list[threading.Thread] = []
         self._starvation = starvation
         self._interval_s = rt.settings.sweep_interval_s
         self._stopped = threading.Event()
@@ -45,6 +51,11 @@ class Standby:
         self._stopped.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(wait_s)
+
+    def join_claims(self) -> None:
+        """Wait for the runs that were taken here, as a pool waits for its own; the watchdog's deadline bounds it."""
+        for thread in self._claims:
+            thread.join(self._rt.settings.drain_s)
 
     def _watch(self) -> None:
         # Jittered, so that the processes of a fleet that started together do not all look at once.
@@ -70,6 +81,24 @@ class Standby:
         if self._is_silent():
             telemetry.event("sweep.fallback", level="warning")
             frame.sweep(self._rt, by="fallback")
+        if self._takes_runs:
+            self._take_waiting()
+
+    def _take_waiting(self) -> None:
+        """Claim for free slots what has waited too long: the broker is gone, or loses what it is given (decision R5)."""
+        from cortex_workers.store import claims
+        from cortex_workers.tasks.continue_run import claim_from_table
+
+        free = min(self._rt.slots.free, MOST_CLAIMS)
+        if free <= 0:
+            return
+        with self._rt.database.read() as unit:
+            waiting = claims.count_waiting(unit, self._rt.claimer, SILENT_INTERVALS * self._interval_s, free)
+        self._claims = [thread for thread in self._claims if thread.is_alive()]
+        for _ in range(waiting):
+            thread = threading.Thread(target=claim_from_table, name="table-claim", daemon=True)
+            thread.start()
+            self._claims.append(thread)
 
     def _is_silent(self) -> bool:
         from cortex_workers.sweep import frame

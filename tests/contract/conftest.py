@@ -62,6 +62,14 @@ def common_database(common_url: str, common_told: Told) -> Iterator[Database]:
     database.dispose()
 
 
+@pytest.fixture
+def fresh_world(common_url: str) -> Iterator[World]:
+    """A host, a worker and a client of this test's own in the database that its module shares."""
+    world = World(common_url)
+    yield world
+    world.close()
+
+
 @pytest.fixture(scope="module")
 def common_world(common_url: str) -> Iterator[World]:
     """The same for the tests of a module that look at their own rows only."""

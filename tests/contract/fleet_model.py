@@ -1,13 +1,12 @@
 """What the store should allow, said a second time in plain Python, and what must hold after every step."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from cortex_workers.schemas.lease import Term
-from cortex_workers.schemas.lifecycle import TERMINAL_RUN_STATES, Fence, Transition
+from cortex_workers.schemas.lifecycle import TERMINAL_RUN_STATES, Fence, LeaseEffect, Transition
 from cortex_workers.schemas.notifications import Notification
 from cortex_workers.store.transitions import Guard, Row
 
@@ -23,7 +22,8 @@ class World:
     at: datetime
     runs: Mapping[str, Row]
     pauses: Mapping[str, Row]
-    events: Sequence[Row]
+    events: Sequence[tuple[str, int, int]]
+    """Run, ordinal and revision, in the order of the ordinals."""
     sessions: Mapping[str, Row]
 
 
@@ -108,6 +108,18 @@ def check_only_this_moved(before: World, after: World, moved: str | None) -> Non
         assert after.sessions == before.sessions
 
 
+def check_moved(row: Transition, old: Row, new: Row) -> None:
+    """What the row of the table says of the run that moved."""
+    assert new["state"] == row.target
+    fenced = old["lease_expires_at"] if row.lease is LeaseEffect.FENCE else old["fenced_until"]
+    assert new["fenced_until"] == fenced, (
+        "what is taken from a holder is fenced until its lease would have ended"
+    )
+    assert new["reclaim_count"] == (0 if row.good_end else old["reclaim_count"] + row.counts_reclaim)
+    assert new["queue_class"] == ("begun" if row.begins else old["queue_class"])
+    assert new["instruction"] == (row.instruction or old["instruction"])
+
+
 def _siblings(one: Row, other: Row) -> bool:
     return bool(one["session_id"] == other["session_id"] and other["shared"])
 
@@ -132,15 +144,14 @@ def check_laws(before: World, after: World) -> None:
 
 
 def _check_events(after: World) -> None:
-    written = Counter(event["run_id"] for event in after.events)
-    assert written == {run["id"]: run["revision"] for run in after.runs.values()}, "one event a revision"
-    ordinals = [(event["run_id"], event["run_seq"]) for event in after.events]
-    assert len(set(ordinals)) == len(ordinals)
-    for run in after.runs.values():
-        mine = [event for event in after.events if event["run_id"] == run["id"]]
-        in_order = sorted(mine, key=lambda event: event["run_seq"])
-        assert [event["revision"] for event in in_order] == list(range(1, run["revision"] + 1))
-        assert in_order[-1]["run_seq"] < run["next_seq"]
+    """One event a revision, in the order of the revisions, within the ordinals that were given out."""
+    expected = {run["id"]: list(range(1, run["revision"] + 1)) for run in after.runs.values()}
+    found: dict[str, list[int]] = {}
+    for run_id, ordinal, revision in after.events:
+        found.setdefault(run_id, []).append(revision)
+        assert ordinal < after.runs[run_id]["next_seq"]
+    assert found == expected
+    assert len({(run_id, ordinal) for run_id, ordinal, _ in after.events}) == len(after.events)
 
 
 def _check_sessions(after: World) -> None:

@@ -12,6 +12,7 @@ from cortex_workers import ToolContext
 from cortex_workers.embedded import PostgresNode
 from cortex_workers.host import Happened
 from cortex_workers.llm.scripted import turn_index
+from cortex_workers.schemas.ids import RUN, new_id
 from cortex_workers.schemas.llm import ModelRequest
 from tests.contract.recorder import Recorder, recording
 from tests.engine.world import Worker, World, at, call, say, turn
@@ -88,9 +89,10 @@ class Counted:
 
 
 @pytest.fixture
-def counted(world: World, request: pytest.FixtureRequest) -> Iterator[Counted]:
+def counted(fresh_world: World, request: pytest.FixtureRequest) -> Iterator[Counted]:
     """What ``turns``, ``options`` and ``settings`` of the test say, with its transactions counted."""
     given = {"turns": [], "options": {}, "settings": {}, **getattr(request, "param", {})}
+    world = fresh_world
     world.shop(script(given["turns"]), **given["options"])
     worker, client = world.worker(**given["settings"]), world.client()
     client.enqueue("support", "warm up")
@@ -115,7 +117,7 @@ SCRIPTS = [
     indirect=["counted"],
 )
 def test_a_run_costs_what_the_formula_says(counted: Counted, turns: list[str], shared: bool) -> None:
-    row = counted.run(session="talk" if shared else None)
+    row = counted.run(session=new_id(RUN) if shared else None)
     assert row["state"] == "completed"
     assert counted.transactions == formula(turns)
     counted.check_counter()
@@ -218,8 +220,8 @@ def test_a_late_step_writes_as_much_as_an_early_one(own_postgres: PostgresNode) 
 # --- Connections --------------------------------------------------------------------------------------------------
 
 
-def test_no_connection_is_held_while_a_model_or_a_tool_works(world: World) -> None:
-    held: dict[str, int] = {}
+def test_no_connection_is_held_while_a_model_or_a_tool_works(fresh_world: World) -> None:
+    world, held = fresh_world, dict[str, int]()
     workers: list[Worker] = []
 
     def look(who: str) -> None:

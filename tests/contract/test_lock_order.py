@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 
 from cortex_workers import Client
 from cortex_workers.engine import expire, suspend
@@ -376,17 +377,22 @@ def test_a_claim_passes_over_what_is_locked_and_waits_for_nothing(
 def test_a_run_that_becomes_shared_while_it_is_let_go_is_let_go_the_long_way(
     world: World, referee: Referee
 ) -> None:
-    """Its session is joined by somebody who has marked it and has not committed yet."""
+    """Its session is joined, and paused by an operator, in a transaction that has marked it and is not committed yet.
+
+    The short way would not see that the session is paused.
+    """
     run = factory.a_running_run(world.database)
     with world.database.transaction() as joining:
         sessions.lock(joining, run["session_id"])
         sessions.share(joining, run["session_id"], True)
+        gate = {"id": run["session_id"]}
+        joining.execute(text("update sessions set gated_at = clock_timestamp() where id = :id"), gate)
         with in_background(lambda: by_holder("slice_end")(world, run)) as (done,):
             referee.wait_for_waiters()
             joining.connection.commit()
             done.result()
     now = world.run(run["id"])
-    assert (now["state"], now["shared"], now["serial"], now["wait_reason"]) == ("ready", True, True, None)
+    assert (now["state"], now["shared"], now["serial"], now["wait_reason"]) == ("ready", True, True, "gate")
 
 
 # --- Operations that cross ----------------------------------------------------------------------------------------

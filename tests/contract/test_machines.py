@@ -8,13 +8,15 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
+from cortex_workers.errors import LeaseLost
 from cortex_workers.schemas.ids import CHECKPOINT, RUN, SESSION, TOOL_CALL, new_id
 from cortex_workers.schemas.lease import Term
-from cortex_workers.schemas.lifecycle import MACHINES, STATES, Transition, transition
-from cortex_workers.store import checkpoints, tables, transcript, transitions
+from cortex_workers.schemas.lifecycle import MACHINES, STATES, RunState, Transition, transition
+from cortex_workers.store import checkpoints, tables, transcript, transitions, turns
 from cortex_workers.store.database import Database
 from cortex_workers.store.transitions import Row
 from cortex_workers.testing import factory
+from cortex_workers.testing.clock import stopped_clock
 from tests.contract import snapshot
 from tests.contract.conftest import Told
 
@@ -248,3 +250,62 @@ def test_postgres_refuses_a_second_live_pause_of_a_run(common_database: Database
         )
     with pytest.raises(IntegrityError, match="suspensions_live"), common_database.transaction() as unit:
         unit.execute(tables.suspensions.insert().values({**pause, "id": "sus_other"}))
+
+
+# --- What a holder writes without moving its run ------------------------------------------------------------------
+
+
+@pytest.mark.invariant("I2")
+@pytest.mark.parametrize(
+    "change", [{"owner": "worker-z"}, {"revision": 1}, {"revision": 3}, {"run_id": "arun_x"}], ids=str
+)
+def test_progress_is_saved_under_the_holders_own_term_only(
+    common_database: Database, change: dict[str, Any]
+) -> None:
+    run = factory.a_running_run(common_database)
+    before = snapshot.of_run(common_database, run["id"], run["session_id"])
+    stale = factory.term_of(run).model_copy(update=change)
+    with pytest.raises(LeaseLost):
+        common_database.run(lambda unit: transcript.save(unit, stale, 3, {"step_count": 9}))
+    assert snapshot.of_run(common_database, run["id"], run["session_id"]) == before
+    saved = common_database.run(
+        lambda unit: transcript.save(unit, factory.term_of(run), 3, {"step_count": 9})
+    )
+    now = factory.now(common_database, run["id"])
+    assert now == {**before["runs"][0], "step_count": 9, "next_seq": run["next_seq"] + 3}
+    assert saved["next_seq"] == now["next_seq"]
+
+
+def test_progress_is_not_saved_once_the_lease_is_over(common_database: Database) -> None:
+    with stopped_clock() as clock:
+        run = factory.a_running_run(common_database, ttl_s=60.0)
+        clock.advance(59.999999)
+        assert common_database.run(
+            lambda unit: transcript.save(unit, factory.term_of(run), 0, {"step_count": 1})
+        )
+        clock.advance(0.000001)
+        with pytest.raises(LeaseLost):
+            common_database.run(
+                lambda unit: transcript.save(unit, factory.term_of(run), 0, {"step_count": 2})
+            )
+    assert factory.now(common_database, run["id"])["step_count"] == 1
+
+
+@pytest.mark.parametrize("earlier", [0, 1, 2])
+def test_only_the_holder_that_was_cut_off_lets_a_cancelled_run_go(
+    common_database: Database, earlier: int
+) -> None:
+    """And with it the turn of its session, for which others wait until then."""
+    key = new_id(RUN)
+    run = factory.a_run(common_database, session=key)
+    for _ in range(2):
+        run = factory.a_running_run(common_database, run=run)
+        held, run = run, factory.a_reclaimable_run(common_database, run=run, handed_off=True)
+    held = factory.a_running_run(common_database, run=run)
+    following = factory.a_run(common_database, session=key)
+    ended = factory.an_ended_run(common_database, RunState.CANCELLED, run=held)
+    assert ended["fenced_until"] == held["lease_expires_at"]
+    common_database.run(lambda unit: turns.let_go(unit, ended["id"], held["revision"] - earlier))
+    free = earlier == 0
+    assert (factory.now(common_database, ended["id"])["fenced_until"] is None) is free
+    assert factory.now(common_database, following["id"])["wait_reason"] == (None if free else "turn")

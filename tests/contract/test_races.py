@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 
 from cortex_workers import Client
 from cortex_workers.engine import expire
@@ -20,6 +21,7 @@ from cortex_workers.schemas.run import Enqueued
 from cortex_workers.store import claims, leases, tables, turns
 from cortex_workers.store.claims import Claimer, TurnTaken
 from cortex_workers.store.transitions import Guard, Move, Row
+from cortex_workers.store.unit import Unit
 from cortex_workers.testing import factory
 from cortex_workers.testing.clock import stopped_clock
 from tests.contract import snapshot
@@ -557,3 +559,19 @@ def test_a_session_of_its_own_that_is_joined_while_its_run_is_claimed(
         assert claim(common_world, second, "worker-b") == []
         assert finish(common_world, row) is not None
         assert claim(common_world, second, "worker-b")
+
+
+@pytest.mark.invariant("I1")
+def test_a_claim_that_looked_before_another_committed_is_told_by_the_index(common_world: World) -> None:
+    """Between its look and its write somebody took the turn: only the unique index can know."""
+    database, key = common_world.database, new_id(RUN)
+    first, second = (factory.a_run(database, session=key) for _ in range(2))
+    common_world.sql("update runs set wait_reason = null where id = :id", id=second["id"])
+    with database.engine.connect().execution_options(isolation_level="REPEATABLE READ") as connection:
+        late = Unit(connection)
+        assert late.scalar(text("select count(*) from runs")) > 1
+        assert claim(common_world, first, "worker-a")
+        with pytest.raises(TurnTaken):
+            claims.claim_named(late, claimer("worker-b"), second["id"])
+        connection.rollback()
+    assert common_world.run(second["id"])["state"] == "ready"

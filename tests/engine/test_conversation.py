@@ -255,7 +255,7 @@ def test_six_pauses_with_a_new_worker_each_do_not_double_the_conversation(
     world: World, client: Client
 ) -> None:
     """Bug case C43."""
-    talk(world, client, *(f"t{number}" for number in range(10)))
+    talk(world, client, *(f"t{number}" for number in range(4)))
 
     def script(request: ModelRequest) -> dict[str, object]:
         done = sum(message.role == "tool" for message in request.messages)
@@ -280,7 +280,7 @@ def test_six_pauses_with_a_new_worker_each_do_not_double_the_conversation(
     assert [message.role for message in own] == ["assistant", "tool"] * 6 + ["assistant"]
     assert sum(step["usage"]["input_tokens"] for step in world.steps(run_id)) == run["usage"]["input_tokens"]
     last = [request for request in world.model.requests if request.run_id == run_id][-1]
-    assert contents(last, "user") == [f"t{number}" for number in range(10)] + ["six"]
+    assert contents(last, "user") == [f"t{number}" for number in range(4)] + ["six"]
     talk(world, client, "seventh")
     assert contents(world.model.requests[-1])[-3:] == ["six", "All six.", "seventh"]
     assert len(world.rows(tables.sessions)) == 1

@@ -13,7 +13,7 @@ from cortex_workers import Client, Host, ToolContext
 from cortex_workers.engine import slot
 from cortex_workers.errors import Stopping
 from cortex_workers.schemas.llm import ModelReply, ModelRequest
-from tests.engine.world import Worker, World, at, call, only, results, say, turn
+from tests.engine.world import Worker, World, at, call, commits, only, results, say, turn
 
 
 def begin(world: World, script: Any, **options: Any) -> tuple[Client, Worker, str]:
@@ -32,7 +32,7 @@ def drain_in(world: World, worker: Worker, script: Any) -> Any:
     return answer
 
 
-@pytest.mark.invariant("111")
+@pytest.mark.invariant("I8")
 def test_a_run_is_handed_off_before_its_next_model_call_with_its_results(world: World) -> None:
     @world.host.tool(retry_safe=True)
     def last(ctx: ToolContext) -> str:
@@ -55,7 +55,6 @@ def test_a_run_is_handed_off_before_its_next_model_call_with_its_results(world: 
     assert [effect.tool for effect in world.effects] == ["find", "last"]
 
 
-@pytest.mark.invariant("112")
 def test_a_run_that_ends_first_simply_ends(world: World) -> None:
     _client, worker, run_id = begin(world, [say("Hi.")])
     world.model._decide = drain_in(world, worker, say("Bye."))
@@ -68,10 +67,10 @@ def test_an_answer_that_arrives_in_a_drain_is_stored_with_the_hand_off(world: Wo
     _client, worker, run_id = begin(world, [say("Hi.")])
     script = world.model._decide
     world.model._decide = drain_in(world, worker, turn(call(tool, order="1")))
-    before = worker.rt.database.transactions
-    run = worker.work(run_id)
+    with commits(worker.rt) as made:
+        run = worker.work(run_id)
     # A claim and the hand-off.
-    assert worker.rt.database.transactions - before == 2
+    assert len(made) == 2
     assert (run["state"], run["step_count"], run["instruction"]) == ("reclaimable", 1, "go_on")
     assert (len(world.messages(run_id)), world.calls(run_id), world.effects) == (1, [], [])
     world.model._decide = script
@@ -186,7 +185,6 @@ def test_an_async_tool_is_told_of_the_drain_and_may_finish(world: World) -> None
     assert len(world.effects) == 1
 
 
-@pytest.mark.invariant("127")
 def test_a_draining_worker_takes_nothing_new(world: World) -> None:
     _client, worker, run_id = begin(world, [say("Hi.")])
     worker.rt.drain.set()
@@ -254,7 +252,6 @@ def _once(worker: Worker, script: Any) -> Any:
     return answer
 
 
-@pytest.mark.invariant("114")
 def test_what_a_tool_returns_after_its_run_was_handed_off_from_outside_is_evidence_only(world: World) -> None:
     """The watchdog hands off while a tool ignores the drain."""
     from cortex_workers.store import leases

@@ -335,7 +335,7 @@ class Slow:
     ) -> None:
         self.keys: list[str] = []
         self.go = threading.Event()
-        options: dict[str, Any] = {"timeout": timedelta(seconds=0.05), "retry_safe": retry_safe}
+        options: dict[str, Any] = {"timeout": timedelta(seconds=0.3), "retry_safe": retry_safe}
         if asynchronous:
 
             @world.host.tool(name="slow", **options)
@@ -370,7 +370,7 @@ def test_a_safe_tool_that_takes_too_long_has_failed_and_its_late_value_is_droppe
     _client, worker, run_id = begin(world, [turn(call("slow")), say("I see.")])
     run = worker.work(run_id)
     assert (run["state"], run["step_count"]) == ("completed", 2)
-    assert error_of(world.messages(run_id)[1]) == "the tool did not return within 0.05 s"
+    assert error_of(world.messages(run_id)[1]) == "the tool did not return within 0.3 s"
     before = world.snapshot()
     slow.go.set()
     wait_until(lambda: worker.rt.threads.abandoned == 0, "the abandoned tool to end")
@@ -383,7 +383,7 @@ def test_an_unsafe_tool_that_takes_too_long_is_uncertain_and_its_late_value_is_e
     client, worker, run_id = begin(world, [turn(call("slow")), say()])
     assert worker.work(run_id)["state"] == "paused"
     checkpoint = only(client.checkpoints())
-    assert checkpoint.metadata["why"] == "the tool did not return within 0.05 s"
+    assert checkpoint.metadata["why"] == "the tool did not return within 0.3 s"
     messages = world.messages(run_id)
     slow.go.set()
     wait_until(lambda: world.call(run_id)["late_result"], "the late result")
@@ -427,10 +427,10 @@ def test_a_timeout_of_the_setting_holds_for_tools_without_their_own(world: World
         return "late"
 
     world.shop([turn(call("hang")), say("I see.")])
-    worker = world.worker(tool_timeout_s=0.05)
+    worker = world.worker(tool_timeout_s=0.3)
     run = worker.work(world.client().enqueue("support", "Go").id)
     assert run["state"] == "completed"
-    assert "did not return within 0.05 s" in error_of(world.messages(run["id"])[1])
+    assert "did not return within 0.3 s" in error_of(world.messages(run["id"])[1])
     go.set()
 
 

@@ -16,7 +16,7 @@ from tests.engine.world import Worker, World, call, error_of, only, say, turn
 
 def paused(world: World, script: Any = None, **options: Any) -> tuple[Client, Worker, str]:
     world.shop(
-        script or [turn(call("pay", amount=5)), say("Done.")], suspension_ttl=timedelta(seconds=2), **options
+        script or [turn(call("pay", amount=5)), say("Done.")], suspension_ttl=timedelta(hours=1), **options
     )
     worker, client = world.worker(), world.client()
     run_id = client.enqueue("support", "Pay 5", session="chat").id
@@ -34,7 +34,7 @@ def test_an_overdue_pause_fails_its_run_and_leaves_the_list(world: World) -> Non
     checkpoint_id = only(client.checkpoints()).id
     deadline = world.pauses(run_id)[0]["expires_at"]
     assert not expire_it(world, worker, run_id)
-    world.later(3)
+    world.later(3601)
     assert expire_it(world, worker, run_id)
     run = world.run(run_id)
     assert (run["state"], run["error_code"]) == ("failed", "suspension_expired")
@@ -58,7 +58,7 @@ def test_an_overdue_pause_fails_its_run_and_leaves_the_list(world: World) -> Non
 def test_an_overdue_pause_may_go_back_to_the_model(world: World) -> None:
     """Bug case C26, the policy `return_to_model`."""
     client, worker, run_id = paused(world, on_expiry="return_to_model")
-    world.later(3)
+    world.later(3601)
     assert expire_it(world, worker, run_id)
     run = world.run(run_id)
     assert (run["state"], run["instruction"]) == ("ready", "answer")
@@ -97,7 +97,7 @@ def test_a_tool_may_have_its_own_policy_and_the_strictest_of_a_turn_holds(
     _client, worker, run_id = paused(
         world, [turn(call("ask_0"), call("ask_1")), say("Done.")], on_expiry=agent
     )
-    world.later(3)
+    world.later(3601)
     assert expire_it(world, worker, run_id)
     assert world.run(run_id)["state"] == state
 
@@ -130,7 +130,7 @@ def test_the_last_instant_before_the_deadline_belongs_to_the_decider(world: Worl
 
 def test_a_cancel_of_an_overdue_pause_wins_if_it_comes_first(world: World) -> None:
     client, worker, run_id = paused(world)
-    world.later(3)
+    world.later(3601)
     client.cancel(run_id)
     assert not expire_it(world, worker, run_id)
     assert world.run(run_id)["state"] == "cancelled"
@@ -139,7 +139,7 @@ def test_a_cancel_of_an_overdue_pause_wins_if_it_comes_first(world: World) -> No
 def test_a_pause_that_was_answered_does_not_expire(world: World) -> None:
     client, worker, run_id = paused(world)
     client.decide(only(client.checkpoints()).id, approved=True)
-    world.later(3)
+    world.later(3601)
     assert not expire_it(world, worker, run_id)
     assert worker.work(run_id)["state"] == "completed"
     assert not expire_it(world, worker, run_id)
@@ -152,7 +152,7 @@ def test_an_older_pause_of_a_run_does_not_expire(world: World) -> None:
     older = world.run(run_id)["suspension_id"]
     client.decide(only(client.checkpoints()).id, approved=True)
     worker.work(run_id)
-    world.later(3)
+    world.later(3601)
     before = world.snapshot()
     assert not expire.expire_pause(worker.rt, older)
     assert world.snapshot() == before
@@ -162,7 +162,7 @@ def test_the_pauses_of_a_session_that_an_operator_holds_do_not_expire(world: Wor
     _client, worker, run_id = paused(world)
     session_id = world.run(run_id)["session_id"]
     world.sql("update sessions set gated_at = now() where id = :id", id=session_id)
-    world.later(3)
+    world.later(3601)
     assert not expire_it(world, worker, run_id)
     assert world.run(run_id)["state"] == "paused"
 
@@ -171,7 +171,7 @@ def test_an_expiry_gives_the_turn_to_whoever_is_next(world: World) -> None:
     client, worker, run_id = paused(world, on_expiry="return_to_model")
     second = client.enqueue("support", "2", session="chat").id
     claimed = worker.claim(second)
-    world.later(3)
+    world.later(3601)
     assert expire_it(world, worker, run_id)
     assert world.run(run_id)["wait_reason"] == "turn"
     worker.go_on(claimed)

@@ -215,10 +215,10 @@ def test_the_time_a_dead_worker_held_a_run_is_taken_from_its_budget_up_to_its_le
 
 def test_a_budget_used_up_by_the_model_ends_the_run_before_the_call_is_even_recorded(world: World) -> None:
     def slow(request: ModelRequest) -> dict[str, object]:
-        threading.Event().wait(0.6)
+        threading.Event().wait(1.1)
         return turn(call("ship", order="1"))
 
-    world.shop(slow, budget=timedelta(seconds=0.5))
+    world.shop(slow, budget=timedelta(seconds=1))
     worker = world.worker()
     run_id = world.client().enqueue("support", "Go").id
     run = worker.work(run_id)
@@ -279,7 +279,7 @@ def test_an_agent_edited_during_a_pause_is_the_old_one_to_the_paused_run(world: 
     run_id = client.enqueue("support", "Go", overrides=overrides).id
     old.work(run_id)
 
-    other = World(world.url)
+    other = World(world.onlooker)
     other.shop(lambda request: say("Other."), max_steps=9, model_settings={"new": True}, history_window=3)
     edited = world.worker(other.host)
     other.close()

@@ -40,7 +40,7 @@ def take_away_and_tell(world: World, worker: Worker, run_id: str) -> Callable[[]
 # --- The fence -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.invariant("108")
+@pytest.mark.invariant("I2")
 @pytest.mark.parametrize(
     "probe", ["model.before", "model.after", "tool.before_start_record", "tool.after_handler"]
 )
@@ -65,7 +65,7 @@ def test_every_write_of_a_worker_that_lost_its_run_is_refused(world: World, prob
     assert [effect.tool for effect in world.effects].count("ship") == 1
 
 
-@pytest.mark.invariant("108")
+@pytest.mark.invariant("I2")
 def test_a_completion_of_a_worker_that_lost_its_run_is_refused(world: World) -> None:
     _client, worker, run_id = begin(world, [say("Hi.")])
     claimed = worker.claim(run_id)
@@ -238,7 +238,7 @@ def test_an_unconfirmed_lease_that_turns_out_lost_is_not_dispatched(world: World
 # --- Cancel ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.invariant("131")
+@pytest.mark.invariant("I2")
 def test_a_cancel_stops_the_holder_before_its_next_side_effect(world: World) -> None:
     client, worker, run_id = begin(
         world, [turn(call("find", order="1"), call("ship", order="2")), say("Done.")]
@@ -297,7 +297,6 @@ def test_a_tool_may_leave_when_its_run_was_cancelled(world: World) -> None:
     assert [row["state"] for row in world.calls(run_id)] == []
 
 
-@pytest.mark.invariant("130")
 @pytest.mark.parametrize("state", ["ready", "reclaimable"])
 def test_a_waiting_run_that_is_cancelled_stays_cancelled(world: World, state: str) -> None:
     client, worker, run_id = begin(world)
@@ -313,7 +312,6 @@ def test_a_waiting_run_that_is_cancelled_stays_cancelled(world: World, state: st
         slot.work(worker.rt, run_id, "begun")
 
 
-@pytest.mark.invariant("128")
 def test_cancelling_a_paused_run_closes_its_own_question_and_no_other(world: World) -> None:
     client, worker, run_id = begin(world, [turn(call("pay", amount=5)), say()])
     other_id = client.enqueue("support", "Go").id
@@ -331,7 +329,7 @@ def test_cancelling_a_paused_run_closes_its_own_question_and_no_other(world: Wor
     assert world.call(run_id)["state"] == "denied"
 
 
-@pytest.mark.invariant("132")
+@pytest.mark.invariant("I4")
 @pytest.mark.parametrize("state", ["completed", "failed", "cancelled"])
 def test_what_has_ended_is_not_cancelled(world: World, state: str) -> None:
     client, worker, run_id = begin(world, [say("Hi.") if state == "completed" else {"fail": "failed"}])
@@ -386,7 +384,6 @@ def test_a_bad_reason_cancels_nothing(world: World) -> None:
 # --- Lapses ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.invariant("105")
 def test_a_silent_worker_loses_its_run(world: World) -> None:
     _client, worker, run_id = begin(world, [say("Hi.")])
     worker.die_at("model.before", run_id)
@@ -416,7 +413,6 @@ def lapse_often(world: World, worker: Worker, run_id: str, times: int) -> list[f
     return pauses
 
 
-@pytest.mark.invariant("109")
 @pytest.mark.parametrize(("times", "state", "code"), [(3, "completed", None), (4, "failed", "reclaim_limit")])
 def test_a_run_that_loses_more_workers_than_allowed_fails(
     world: World, times: int, state: str, code: str | None
@@ -428,7 +424,6 @@ def test_a_run_that_loses_more_workers_than_allowed_fails(
     assert len(world.model.requests) == (1 if state == "completed" else 0)
 
 
-@pytest.mark.invariant("110")
 def test_with_a_limit_of_none_one_lapse_is_too_many(world: World) -> None:
     world.shop([say("Hi.")])
     worker = world.worker(reclaim_limit=0)
@@ -447,7 +442,6 @@ def test_a_good_end_of_a_term_forgets_the_lapses_before_it(world: World) -> None
     assert worker.work(run_id)["state"] == "completed"
 
 
-@pytest.mark.invariant("121")
 def test_a_reclaimed_run_is_the_same_run(world: World) -> None:
     client, worker, run_id = begin(
         world, [turn(call("find", order="1")), turn(call("ship", order="2")), say("Done.")]
@@ -474,7 +468,6 @@ def test_a_run_whose_version_is_gone_fails_with_a_reason(world: World) -> None:
     assert (run["state"], run["error_code"]) == ("failed", "run_not_recoverable")
 
 
-@pytest.mark.invariant("51")
 def test_a_version_without_a_step_budget_fails_the_run(world: World) -> None:
     _client, worker, run_id = begin(world, [say("Hi.")])
     claimed = worker.claim(run_id)

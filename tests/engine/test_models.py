@@ -186,7 +186,7 @@ def test_an_async_model_that_takes_too_long_is_asked_again(world: World) -> None
         raise AssertionError
 
     model = Model(hang, ModelReply(content="Hi."))
-    agent(world, model, model_timeout=timedelta(seconds=0.1))
+    agent(world, model, model_timeout=timedelta(seconds=0.3))
     assert world.worker(**QUICK).work(_enqueue(world))["output"] == "Hi."
     assert len(model.requests) == 2
 

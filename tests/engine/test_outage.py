@@ -1,6 +1,10 @@
 """A holder's writes after an outage: refused only because nobody could renew the lease, they are repeated."""
 
+import itertools
+from typing import Any
+
 import pytest
+from sqlalchemy import event
 
 from cortex_workers.engine import expire
 from tests.engine.world import Worker, World, at, call, results, say, turn
@@ -62,3 +66,35 @@ def test_a_cancelled_run_is_let_go_after_one_look(world: World) -> None:
         row = worker.work(run_id)
     assert row["state"] == "cancelled"
     assert world.call(run_id)["late_result"] == "ship done"
+
+
+# Commits of a worker on the way: 1 and 5 are claims, which write nothing that could be lost.
+@pytest.mark.parametrize("nth", [2, 3, 4, 6, 7, 8])
+@pytest.mark.parametrize("committed", [True, False])
+def test_a_commit_whose_answer_is_lost_is_settled_by_reading_the_row(
+    world: World, nth: int, committed: bool
+) -> None:
+    """Bug case C51."""
+    worker, run_id = begin(world)
+    client = world.client()
+    count = itertools.count(1)
+
+    def lose(connection: Any) -> None:
+        if next(count) != nth:
+            return
+        real = connection.connection.driver_connection
+        if committed:
+            real.commit()
+            real.execute("select 1")
+        world.sql("select pg_terminate_backend(:pid, 5000)", pid=real.info.backend_pid)
+
+    event.listen(worker.rt.database.engine, "commit", lose)
+    assert worker.work(run_id)["state"] == "paused"
+    client.decide(client.checkpoints()[0].id, approved=True)
+    row = worker.work(run_id)
+    assert next(count) > nth, "there was no such commit"
+    assert (row["state"], row["reclaim_total"], row["step_count"]) == ("completed", 0, 3)
+    assert [effect.tool for effect in world.effects] == ["ship", "pay"]
+    assert results(world.messages(run_id)) == ["ship done", "pay done"]
+    assert [each["late_result"] for each in world.calls(run_id)] == [None, None]
+    assert [item["step_index"] for item in world.steps(run_id)] == [0, 1, 2]

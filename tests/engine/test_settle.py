@@ -22,7 +22,7 @@ from cortex_workers.errors import (
 )
 from cortex_workers.schemas.checkpoint import Checkpoint
 from cortex_workers.schemas.ids import CHECKPOINT, new_id
-from cortex_workers.store import turns
+from cortex_workers.store import tables, turns
 from tests.engine.world import Worker, World, call, only, results, say, turn
 
 SHIP = [turn(call("ship", order="17")), say()]
@@ -89,6 +89,16 @@ def test_the_wait_can_be_skipped_and_that_is_recorded(world: World, uncertain: U
     assert world.run(run_id)["wait_reason"] is None
     assert world.events(run_id)[-1]["data"]["now"] is True
     assert worker.work(run_id)["state"] == "completed"
+
+
+def test_the_wait_can_be_ended_later_by_saying_so(world: World, uncertain: Uncertain) -> None:
+    client, worker, run_id, checkpoint_id = uncertain
+    client.settle(checkpoint_id, "did_not_happen")
+    assert world.run(run_id)["wait_reason"] == "later"
+    client.settle(checkpoint_id, "did_not_happen", now=True)
+    assert world.run(run_id)["wait_reason"] is None
+    assert worker.work(run_id)["state"] == "completed"
+    assert world.rows(tables.events, tables.events.c.kind == "run.hurry")[0]["actor"] == "ops"
 
 
 def test_a_person_who_answers_after_the_wait_does_not_wait(world: World, uncertain: Uncertain) -> None:

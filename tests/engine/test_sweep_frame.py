@@ -160,7 +160,9 @@ def test_after_a_time_without_sweeps_leases_are_left_alone_once(one: Sweeper) ->
     assert age is not None and age > 3 * INTERVAL_S, (
         "so the fallback looks again, and does not wait three intervals"
     )
-    assert "lapses" not in one.again().done, "another worker looks in the same instant: nobody had time to renew"
+    assert "lapses" not in one.again().done, (
+        "another worker looks in the same instant: nobody had time to renew"
+    )
     one.clock.advance(frame.SETTLE_S)
     assert one.again().done == {"lapses": 1}
     assert one.now(run)["state"] == "reclaimable"
@@ -176,6 +178,17 @@ def test_a_wait_before_an_outage_does_not_count_for_the_one_after(one: Sweeper) 
     assert one.now(run)["state"] == "running"
     one.clock.advance(frame.SETTLE_S)
     assert one.again().done["lapses"] == 1
+
+
+def test_sweeps_that_are_always_rare_do_not_wait_for_ever(one: Sweeper) -> None:
+    one.sweep()
+    run = factory.a_running_run(one.database, ttl_s=1.0)
+    waited = 0
+    while one.now(run)["state"] == "running":
+        one.clock.advance(4 * INTERVAL_S)
+        one.again()
+        waited += 1
+        assert waited <= frame.MOST_WAITS + 1
 
 
 def test_without_a_gap_nothing_waits(one: Sweeper) -> None:
@@ -262,11 +275,13 @@ def test_a_row_that_fails_is_logged_counted_and_passed(
 ) -> None:
     broken = factory.a_paused_run(one.database, ttl_s=0.0)
     good = factory.a_paused_run(one.database, ttl_s=0.0)
-    one.execute("update runs set agent_digest = 'gone' where id = :id", id=broken["id"])
+    one.execute(
+        """update run_specs set overrides = '{"max_steps": "many"}' where run_id = :id""", id=broken["id"]
+    )
     assert one.sweep("expiries").done == {"expiries": 1}
     assert (one.now(broken)["state"], one.now(good)["state"]) == ("paused", "failed")
     assert one.counts("expiries").skipped == 1
-    assert "sweep.row_failed" in caplog.text and "RunNotRecoverable" in caplog.text
+    assert "sweep.row_failed" in caplog.text and "ValidationError" in caplog.text
 
 
 def test_a_row_that_is_locked_in_the_very_moment_costs_its_own_turn_only(database_url: str) -> None:

@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import select, text
+from sqlalchemy import event, select, text
 
 from cortex_workers import Client, Host, ToolContext, probes, wiring
 from cortex_workers.engine import expire, slot
@@ -45,17 +45,25 @@ class Effect:
     arguments: Mapping[str, Any]
 
 
+@dataclass(frozen=True)
+class Onlooker:
+    """A database, and the connections through which tests look at it."""
+
+    url: str
+    database: Database
+
+
 class World:
     """The shop's tools and agent, and whoever works for it. Everything is real but the model."""
 
-    def __init__(self, url: str) -> None:
-        self.url = url
+    def __init__(self, onlooker: Onlooker) -> None:
+        self.onlooker = onlooker
+        self.database = onlooker.database
         self.host = Host()
         self.effects: list[Effect] = []
         self.told: list[Notification] = []
         self.model: ScriptedModel = ScriptedModel([{"say": "Hello."}])
-        self.database = Database(self.settings(), lambda _: None)
-        self._closers: list[Callable[[], Any]] = [self.database.dispose]
+        self._closers: list[Callable[[], Any]] = []
         self._shift = timedelta(0)
 
     def close(self) -> None:
@@ -67,7 +75,9 @@ class World:
     # --- Who takes part ------------------------------------------------------------------------------------------
 
     def settings(self, **values: Any) -> Settings:
-        return load_settings(database_url=self.url, **{"table_claim_s": 0.0, "lease_ttl_s": TTL_S, **values})
+        return load_settings(
+            database_url=self.onlooker.url, **{"table_claim_s": 0.0, "lease_ttl_s": TTL_S, **values}
+        )
 
     def act(self, tool: str, ctx: ToolContext, **arguments: Any) -> str:
         """What every tool of a test does: leave a trace."""
@@ -105,8 +115,15 @@ class World:
         rt = wiring.build(self.settings(**settings), host=host if host is not None else self.host)
         rt.hooks.subscribe(self.told.append)
         rt.start()
-        self._closers += [rt.drain.set, rt.stop]
+        self._closers.append(lambda: self._stop(rt))
         return Worker(self, rt)
+
+    def _stop(self, rt: Runtime) -> None:
+        if rt.ahead is not None:
+            rt.ahead.give_back_all()
+        # The thread that waits for a drain ends with it.
+        rt.drain.set()
+        rt.stop()
 
     def client(
         self, *, host: Host | None = None, settings: Mapping[str, Any] | None = None, **options: Any
@@ -234,6 +251,21 @@ class Worker:
         """Die on the way and lose the run by that; it may be reclaimed then."""
         self.die_at(probe, run_id, nth)
         return self.lapse(run_id)
+
+
+@contextmanager
+def commits(rt: Runtime) -> Iterator[list[str]]:
+    """One entry for each commit of a process meanwhile, those of its keeper (which come by themselves) left out."""
+    made: list[str] = []
+
+    def note(_connection: Any) -> None:
+        made.append("commit")
+
+    event.listen(rt.database.engine, "commit", note)
+    try:
+        yield made
+    finally:
+        event.remove(rt.database.engine, "commit", note)
 
 
 @contextmanager

@@ -131,3 +131,17 @@ def test_a_worker_that_comes_gets_its_share_of_slow_runs_at_once(bench: Bench) -
         held: dict[str, Any] = messages(bench)
         assert held.get("cw:unacked", 0) <= 4
     bench.completed(runs)
+
+
+@pytest.mark.invariant("I6")
+def test_runs_that_begin_while_the_broker_is_gone_for_good_are_taken_from_the_table(
+    own_broker: ValkeyNode, bench: Bench
+) -> None:
+    bench.worker(slots=4)
+    bench.completed(bench.enqueue(say()))
+    own_broker.stop(signal.SIGKILL)
+    try:
+        bench.completed([bench.enqueue(call("charge", amount=2), say()) for _ in range(3)])
+        assert bench.did() == {"charge": 3}
+    finally:
+        own_broker.start()

@@ -11,18 +11,23 @@ from cortex_workers.testing.fleet import WorkerProcess
 from tests.fleet.bench import Bench, by_key, call, calls, say
 from tests.waiting import wait_until
 
-# A sweep each 0.3 s, so that what a dead worker left is found as soon as its lease is over.
-QUICK = {"CORTEX_SWEEP_INTERVAL_S": "0.3"}
+# So that what a dead worker left is found soon: the runs of this walk last a fraction of a lease.
+QUICK = {
+    "CORTEX_SWEEP_INTERVAL_S": "0.3",
+    "CORTEX_LEASE_TTL_S": "2",
+    "CORTEX_LEASE_RENEW_S": "0.6",
+    "CORTEX_LEASE_TRUST_S": "1.4",
+}
 
 # Points that a run passes more than once, in different company: the first and, here, the later times.
 AGAIN = {
     "claim.after_commit": (2,),
-    "model.after": (4, 5),
+    "model.after": (4,),
     "turn.before_commit": (2,),
     "turn.after_commit": (3,),
     "tool.before_start_record": (2,),
     "tool.after_start_record": (2, 3),
-    "tool.after_handler": (2, 5),
+    "tool.after_handler": (2,),
     "tool.after_outcome": (3,),
 }
 CASES = [(name, nth) for name in probes.PROBES for nth in (1, *AGAIN.get(name, ()))]

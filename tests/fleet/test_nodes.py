@@ -34,6 +34,6 @@ def test_a_cluster_drives_workers_through_kill_and_restart(bench: Bench) -> None
     holder.restart()
     other.kill(signal="SIGTERM")
     assert other.container.wait() == 0
-    assert holder.ready() and holder.hostname().startswith(holder.worker_name())
+    assert holder.ready() and holder.hostname().startswith(holder.worker_name)
     bench.completed(bench.enqueue(call("charge", amount=2), say()))
     assert bench.did() == {"charge": 2}

@@ -10,7 +10,7 @@ from tests.waiting import wait_until
 
 
 def test_a_killed_child_of_a_prefork_worker_loses_its_run_to_a_sibling(bench: Bench) -> None:
-    bench.worker("-P", "prefork", slots=2)
+    bench.worker("-P", "processes", slots=2)
     with bench.gate():
         run = bench.enqueue(call("charge", amount=1), call("wait_at", gate="gate"), say())
         bench.entered()
@@ -23,12 +23,12 @@ def test_a_killed_child_of_a_prefork_worker_loses_its_run_to_a_sibling(bench: Be
 
 
 def test_a_frozen_prefork_worker_loses_its_runs_and_writes_nothing_later(bench: Bench) -> None:
-    frozen = bench.worker("-P", "prefork", slots=2)
+    frozen = bench.worker("-P", "processes", slots=2)
     with bench.gate():
         run = bench.enqueue(call("wait_at", gate="gate"), call("charge", amount=1), say())
         bench.entered()
         frozen.freeze()
-        bench.worker("-P", "prefork", slots=2)
+        bench.worker("-P", "processes", slots=2)
         bench.entered(count=2)
     (row,) = bench.completed(run)
     frozen.thaw()

@@ -37,6 +37,28 @@ def test_runs_survive_a_restart_of_postgres_with_effects_in_hand(
     assert bench.rows("SELECT FROM checkpoints") == []
 
 
+def test_runs_in_full_flow_survive_one_restart_after_another(
+    own_postgres: PostgresNode, bench: Bench
+) -> None:
+    for _ in range(2):
+        bench.worker(slots=8)
+    turns = [
+        call("charge", amount=1),
+        call("note", text="x"),
+        call("charge", amount=2),
+        call("note", text="y"),
+    ]
+    runs = [bench.enqueue(*turns, *turns, say()) for _ in range(40)]
+    for done in (10, 60, 110):
+        wait_until(lambda done=done: len(bench.effects()) >= done, f"{done} charges")
+        own_postgres.restart(signal.SIGKILL)
+    rows = bench.completed(runs, deadline_s=120)
+    assert bench.did() == {"charge": 160}
+    # A run whose worker was reading when the server died is taken up again; nobody has to be asked for any.
+    assert all(row["reclaim_total"] <= 3 for row in rows)
+    assert bench.rows("SELECT FROM checkpoints") == []
+
+
 def test_a_producer_is_told_clearly_and_its_key_makes_the_second_try_safe(
     own_postgres: PostgresNode, bench: Bench
 ) -> None:

@@ -56,6 +56,7 @@ def test_leases_lapse_without_a_broker_and_runs_go_on_when_it_is_back(
     with bench.gate():
         run = bench.enqueue(call("charge", amount=1), call("wait_at", gate="gate"), say())
         bench.entered()
+        assert bench.held_by(dead) == [run]
         own_broker.stop(signal.SIGKILL)
         dead.kill()
         wait_until(lambda: bench.row(run)["state"] == "reclaimable", "the lapse")

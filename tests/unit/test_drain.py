@@ -65,7 +65,11 @@ assert theirs != mine and theirs.split(":")[1] != mine.split(":")[1] and theirs.
 def run(script: str) -> str:
     """Run a script in a process of its own: a fork of this one would copy its threads' locks."""
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=DEADLINE_S, check=False,
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
         cwd=Path(__file__).parents[2],
     )
     assert done.returncode == 0, done.stdout + done.stderr

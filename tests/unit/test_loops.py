@@ -368,4 +368,3 @@ def test_a_tools_own_timeout_is_told_from_ours(threads: ThreadRunner) -> None:
     with pytest.raises(TimeoutError) as caught:
         threads.run_with_timeout(give_up, DEADLINE_S, "fetch")
     assert not isinstance(caught.value, ToolTimeout)
-

@@ -14,7 +14,9 @@ from cortex_workers.lease.slots import Kind, Slots, start_limit
 
 Action = tuple[Literal["enter", "leave", "switch"], Kind, Kind]
 KINDS: list[Kind] = ["start", "begun"]
-ACTIONS = st.tuples(st.sampled_from(["enter", "leave", "switch"]), st.sampled_from(KINDS), st.sampled_from(KINDS))
+ACTIONS = st.tuples(
+    st.sampled_from(["enter", "leave", "switch"]), st.sampled_from(KINDS), st.sampled_from(KINDS)
+)
 
 
 @pytest.mark.parametrize(
