@@ -231,7 +231,6 @@ def test_nobody_can_go_on_with_a_closed_run_and_the_stale_holder_writes_nothing(
 # --- Once ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.invariant("183")
 @pytest.mark.parametrize("state", STATES)
 def test_the_same_request_again_gives_the_original_receipt(scene: Scene, state: str) -> None:
     request = scene.request(getattr(scene, state)())
@@ -243,7 +242,6 @@ def test_the_same_request_again_gives_the_original_receipt(scene: Scene, state: 
     assert closure(scene.rt, request.version.run_id, request.version.suspension_id, SCOPE) == again
 
 
-@pytest.mark.invariant("183")
 def test_a_receipt_outlives_its_proof_but_not_the_right_to_ask_for_it(scene: Scene) -> None:
     request = scene.request(scene.reclaimable())
     first = scene.close(request)
@@ -361,7 +359,6 @@ def test_a_request_for_an_earlier_revision_of_the_run_is_refused(scene: Scene) -
     assert scene.close(scene.request(run_id)).fresh
 
 
-@pytest.mark.invariant("183")
 @pytest.mark.parametrize("end", ["cancelled", "completed"])
 def test_a_run_that_ended_meanwhile_is_not_closed(scene: Scene, end: str) -> None:
     run_id = scene.reclaimable()
