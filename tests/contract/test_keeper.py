@@ -323,9 +323,20 @@ def test_who_waits_for_trust_hears_that_the_run_was_taken_meanwhile(
         wait_until(lambda: not held.trusted(), what="trust to end")
         waiter, answers = waiting_for_trust(held)
         assert not held.lost
-    cancelled(rows, term)
+        # It waits for the row and so comes before the keeper, which never waits.
+        canceller = threading.Thread(target=cancelled, args=(rows, term))
+        canceller.start()
+        wait_until(lambda: waits_for_a_lock(own_postgres.url), what="the cancel to wait for the row")
+    canceller.join(DEADLINE_S)
     waiter.join(DEADLINE_S)
     assert answers == [LeaseLost]
+
+
+def waits_for_a_lock(url: str) -> bool:
+    with psycopg.connect(url) as connection:
+        waiting = "select count(*) from pg_stat_activity where wait_event_type = 'Lock'"
+        (count,) = connection.execute(waiting).fetchone() or (0,)
+        return count > 0
 
 
 def waiting_for_trust(held: Held) -> tuple[threading.Thread, list[Any]]:
