@@ -15,7 +15,7 @@ from cortex_workers.engine.runtime import Runtime, Served, Versions
 from cortex_workers.errors import Misconfiguration, UnknownModel
 from cortex_workers.host import Host, load_host
 from cortex_workers.lease.drain import DrainSwitch
-from cortex_workers.lease.identity import worker_id
+from cortex_workers.lease.identity import holder_id, worker_id
 from cortex_workers.lease.keeper import DrainRequest, LeaseKeeper
 from cortex_workers.lease.loops import Loops, ThreadRunner
 from cortex_workers.lease.slots import Slots
@@ -57,7 +57,7 @@ def build(
     database = Database(settings, hooks.publish, tuple(transition_hooks))
     slots = Slots(settings.slots if role == "worker" else 0)
     drain = drain or DrainSwitch()
-    me = worker_id()
+    me = worker_id() if role == "worker" else holder_id()
     keeper = LeaseKeeper(database, settings, me, slots=slots, on_drain_request=_ask_to_drain(drain))
     return Runtime(
         settings=settings,
@@ -134,6 +134,7 @@ def start(rt: Runtime, queues: Iterable[str] = ()) -> None:
             agents.add_versions(unit, definitions)
 
     rt.database.run(register)
+    rt.registered = True
     rt.keeper.start()
     telemetry.event("worker.started", worker_id=rt.worker_id, agents=[item.name for item in definitions])
 
@@ -144,7 +145,8 @@ def stop(rt: Runtime, ended_as: str = "stopped") -> None:
     rt.keeper.stop()
     rt.loops.close()
     try:
-        rt.database.run(lambda unit: workers.end(unit, rt.worker_id, ended_as), lease=True)
+        if rt.registered:
+            rt.database.run(lambda unit: workers.end(unit, rt.worker_id, ended_as), lease=True)
     except Exception as error:  # at the very end nothing may keep a process from leaving
         telemetry.event("worker.stopped", "warning", worker_id=rt.worker_id, error=type(error).__name__)
     rt.flush(2.0)

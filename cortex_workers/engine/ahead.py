@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from cortex_workers import telemetry
 from cortex_workers.lease.keeper import Held
 from cortex_workers.lease.threads import start_real
 from cortex_workers.store.transitions import Row
@@ -60,7 +61,7 @@ class Ahead:
     def give_back_all(self) -> None:
         """Give everything back now (drain)."""
         while (item := self.take()) is not None:
-            self._give_back(item)
+            self._return(item)
 
     def _watch(self) -> None:
         while True:
@@ -73,4 +74,13 @@ class Ahead:
                     self._changed.wait(left)
                     continue
                 item = self._shelf.popleft()[1]
+            self._return(item)
+
+    def _return(self, item: Claimed) -> None:
+        """Give one back; where that fails it is left to its lease, and the others are looked after all the same."""
+        try:
             self._give_back(item)
+        except Exception as error:  # the watcher's own edge: it must outlive an outage of Postgres
+            telemetry.event("run.broken", "warning", run_id=item.held.term.run_id, error=type(error).__name__)
+        finally:
+            item.held.release()

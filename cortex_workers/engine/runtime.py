@@ -116,6 +116,7 @@ class Runtime:
     depth: HintDepth | None = None
     nudge: Callable[[Notification], None] | None = None
     ahead: Ahead | None = None
+    registered: bool = False
     closers: list[Callable[[], Any]] = field(default_factory=list)
 
     def start(self, queues: Iterable[str] = ()) -> None:

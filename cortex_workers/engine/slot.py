@@ -16,7 +16,14 @@ from cortex_workers.engine import suspend
 from cortex_workers.engine.ahead import Ahead, Claimed
 from cortex_workers.engine.continue_run import execute
 from cortex_workers.engine.runtime import Runtime
-from cortex_workers.errors import NotContinuable, RunAlreadyDone, RunLeased, RunNotFound, Stopping
+from cortex_workers.errors import (
+    NotContinuable,
+    RunAlreadyDone,
+    RunLeased,
+    RunNotFound,
+    Stopping,
+    Unavailable,
+)
 from cortex_workers.schemas.lease import Term
 from cortex_workers.schemas.lifecycle import TERMINAL_RUN_STATES
 from cortex_workers.schemas.outcomes import Continued
@@ -170,8 +177,9 @@ def _claim(rt: Runtime, statement: Callable[[Unit], list[Row]]) -> Claimed | Non
         if row["queue_class"] == "start":
             rt.slots.note_start_rank(int(row["rank"]))
     if rt.drain.is_set():
-        for item in claimed:
-            give_back(rt, item, "drain")
+        shelf = ahead(rt)
+        shelf.put(claimed)
+        shelf.give_back_all()
         return None
     ahead(rt).put(claimed[1:])
     return claimed[0]
@@ -186,11 +194,17 @@ def ahead(rt: Runtime) -> Ahead:
 
 
 def give_back(rt: Runtime, item: Claimed, reason: str) -> None:
-    """Undo a claim that dispatched nothing."""
-    with item.held.ending():
-        suspend.hand_back_claimed(
-            rt.database.run, item.row, item.held.term, 0.0, rt.settings.sweep_interval_s, reason
-        )
+    """Undo a claim that dispatched nothing; where that fails, the run is left to its lease and not held for nothing.
+
+    Raises: StoreUnavailable.
+    """
+    try:
+        with item.held.ending():
+            suspend.hand_back_claimed(
+                rt.database.run, item.row, item.held.term, 0.0, rt.settings.sweep_interval_s, reason
+            )
+    finally:
+        item.held.release()
 
 
 def give_back_interrupted(rt: Runtime, row: Row) -> None:
@@ -208,10 +222,14 @@ def _nudge(rt: Runtime) -> None:
     """More may be claimable than hints are under way: publish one (ruling 16); hosts' hooks are not told again."""
     if rt.nudge is None:
         return
-    with rt.database.read() as unit:
-        row = claims.best_waiting(unit, rt.claimer)
-    if row is not None:
-        rt.nudge(announcing.waiting(row, renotified=True))
+    try:
+        with rt.database.read() as unit:
+            row = claims.best_waiting(unit, rt.claimer)
+        if row is not None:
+            rt.nudge(announcing.waiting(row, renotified=True))
+    except Unavailable as error:
+        # A hint less: this slot may hold a claimed run, which must not wait for it.
+        telemetry.event("hint.failed", "warning", error=error.code)
 
 
 def explain(rt: Runtime, run_id: str) -> None:

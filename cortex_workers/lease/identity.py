@@ -15,6 +15,11 @@ _ids: dict[int, str] = {}
 os.register_at_fork(after_in_child=_ids.clear)
 
 
+def holder_id() -> str:
+    """A name of its own for a client that may hold runs: it must never speak for the worker of its process."""
+    return f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
+
+
 def worker_id() -> str:
     """The owner that this process writes into leases, "host:pid:boot"; a forked child has another."""
     pid = os.getpid()
