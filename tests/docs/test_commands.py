@@ -82,8 +82,14 @@ def _celery(words: list[str]) -> str | None:
         return f"celery has no command {command!r}"
     if command == "call" and rest[0] not in TASK_QUEUES:
         return f"there is no task {rest[0]!r}"
-    config = [word.partition("=")[2] for word in rest if word.startswith("--conf=")]
+    config = [_file_named_by(word.partition("=")[2]) for word in rest if word.startswith("--conf=")]
     return next((f"{name} does not exist" for name in config if not (ROOT / name).is_file()), None)
+
+
+def _file_named_by(value: str) -> str:
+    """The file that an option names, or that the program in `$(python -m …)` prints the path of."""
+    program = re.fullmatch(r"\$\(python -m ([\w.]+)\)", value)
+    return f"{program[1].replace('.', '/')}.py" if program else value
 
 
 def _pip(words: list[str]) -> str | None:
@@ -132,6 +138,7 @@ def test_the_readme_has_commands_to_check() -> None:
         f"celery -A {APP} no-such-command",
         f"celery -A {APP} call cortex.no_such_task",
         f"celery -A {APP} flower --conf=no/such/file.py",
+        f'celery -A {APP} flower --conf="$(python -m cortex_workers.no_such_module)"',
         "pip install 'cortex-workers[no-such-extra]'",
         "export CORTEX_NO_SUCH_SETTING=1",
         "CORTEX_NO_SUCH_SETTING=1 cortex-workers sweep",

@@ -13,6 +13,7 @@ from flower.urls import handlers
 
 from cortex_workers import Client
 from cortex_workers.settings import Settings
+from cortex_workers.tasks import flowerconfig
 from tests.tasks.processes import ROOT, CeleryProcess, free_port
 from tests.waiting import wait_until
 
@@ -53,7 +54,7 @@ def flower(tmp_path: Path, database_url: str, broker_url: str) -> Iterator[httpx
         "FLOWER_BASIC_AUTH": ":".join(LOGIN),
         "FLOWER_PORT": str(free_port()),
     }
-    page = ["flower", f"--conf={ROOT / 'deploy' / 'flowerconfig.py'}"]
+    page = ["flower", f"--conf={flowerconfig.__file__}"]
     with (
         CeleryProcess(tmp_path, page, environment),
         httpx.Client(base_url=f"http://127.0.0.1:{environment['FLOWER_PORT']}") as browser,
@@ -93,7 +94,11 @@ def test_flower_shows_the_fleet_with_ids_only(flower: httpx.Client) -> None:
     assert task["args"] == "()"
     # The worker may have found the run in the table before it read the message.
     assert re.match(r"\{'outcome': '(continued|refused)', 'run_id': 'arun_\w+', ", task["result"])
-    workers = flower.get("/api/workers", params={"refresh": "1"}, auth=LOGIN).json()
+    # Flower waits a second for the worker's answer; on a busy machine it is asked again.
+    workers = wait_until(
+        lambda: flower.get("/api/workers", params={"refresh": "1"}, auth=LOGIN).json(),
+        what="the worker in Flower",
+    )
     ((name, worker),) = workers.items()
     assert name.startswith("worker-")
     assert {queue["name"] for queue in worker["active_queues"]} == {
@@ -136,10 +141,13 @@ def test_nobody_comes_in_without_a_login_and_nobody_gives_orders_with_one(flower
     assert foreign.status_code == 403
 
 
-def test_flower_is_not_opened_to_the_network_without_a_login(tmp_path: Path, broker_url: str) -> None:
+@pytest.mark.parametrize("conf", [flowerconfig.__file__, str(ROOT / "deploy" / "flowerconfig.py")])
+def test_flower_is_not_opened_to_the_network_without_a_login(
+    tmp_path: Path, broker_url: str, conf: str
+) -> None:
     process = CeleryProcess(
         tmp_path,
-        ["flower", f"--conf={ROOT / 'deploy' / 'flowerconfig.py'}"],
+        ["flower", f"--conf={conf}"],
         {"CORTEX_BROKER_URL": broker_url, "FLOWER_ADDRESS": "0.0.0.0"},
     )
     with process:
