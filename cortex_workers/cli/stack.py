@@ -27,7 +27,7 @@ from rich.text import Text
 
 from cortex_workers.cli import here
 from cortex_workers.cli.report import DONE, REFUSED
-from cortex_workers.embedded import EmbeddedServers, PortInUse, launch, ports
+from cortex_workers.embedded import EmbeddedServers, FolderInUse, PortInUse, launch, ports
 from cortex_workers.errors import InvalidSettings
 from cortex_workers.host import load_host
 from cortex_workers.settings import Settings, load_settings, mask_url
@@ -49,8 +49,13 @@ def up(host: str | None, workers: int, flower_port: int | None) -> int:
     settings = load_settings(**({"host": host} if host else {}))
     if settings.host is None:
         raise InvalidSettings("no agents are named: pass --host shop.agents:host or set CORTEX_HOST")
-    load_host(settings.host)
-    flower_port = _free_flower_port(flower_port)
+    _refuse_a_second(Path(settings.data_dir))
+    agents = load_host(settings.host).definitions()
+    what_is_missing = [] if agents else [f"{settings.host} has no agents: its workers have nothing to run"]
+    if flower_port is not None and importlib.util.find_spec("flower") is None:
+        what_is_missing.append("no Flower: it is not installed (pip install 'cortex-workers[flower]')")
+        flower_port = None
+    _refuse_a_taken_port(flower_port)
     stack = Stack(settings)
     with ExitStack() as undo, stack.signals():
         environment = undo.enter_context(_servers(settings, stack))
@@ -62,18 +67,25 @@ def up(host: str | None, workers: int, flower_port: int | None) -> int:
             stack.start(name, command, environment)
         if flower_port is not None:
             stack.say(f"Flower: http://{ports.LOOPBACK}:{flower_port}")
+        for missing in what_is_missing:
+            stack.say(missing, "yellow")
         stack.say("up; Ctrl-C ends it, cortex-workers commands in this folder use it")
         return stack.watch()
 
 
-def _free_flower_port(port: int | None) -> int | None:
-    if port is None:
-        return None
-    if importlib.util.find_spec("flower") is None:
-        return None
-    if not ports.is_free(port):
-        raise PortInUse(f"port {port}, meant for Flower, is in use: pass --flower-port or --no-flower")
-    return port
+def _refuse_a_second(folder: Path) -> None:
+    """Say that another `up` is here before its port is blamed; the folder's lock decides between two at once."""
+    running = here.running_up(folder)
+    if running is not None:
+        raise FolderInUse(
+            f"another `cortex-workers up` runs in {folder} (process {running.pid}): "
+            "stop it first, or name another folder with CORTEX_DATA_DIR"
+        )
+
+
+def _refuse_a_taken_port(flower_port: int | None) -> None:
+    if flower_port is not None and not ports.is_free(flower_port):
+        raise PortInUse(f"port {flower_port}, meant for Flower, is in use: pass --flower-port or --no-flower")
 
 
 @contextmanager
@@ -92,8 +104,12 @@ def _servers(settings: Settings, stack: Stack) -> Iterator[dict[str, str]]:
         broker = settings.require_broker() if not wanted["valkey"] else servers.broker_url
         before, after = migrate.current(database), migrate.upgrade(database)
         stack.say(f"schema at {after}" + (f" (was at {before or 'nothing'})" if before != after else ""))
-        stack.say(f"database {mask_url(database)}")
-        stack.say(f"broker   {mask_url(broker)}")
+        for name, url, ours in (
+            ("CORTEX_DATABASE_URL", database, wanted["postgres"]),
+            ("CORTEX_BROKER_URL", broker, wanted["valkey"]),
+        ):
+            # What was started here is for programs in other terminals to copy; what was given may hold a password.
+            stack.say(f"export {name}={url}" if ours else f"using {name}, {mask_url(url)}")
         folder.mkdir(parents=True, exist_ok=True)
         here.announce(folder, database, broker)
         undo.callback(here.withdraw, folder)
@@ -135,6 +151,10 @@ class _Child:
     process: subprocess.Popen[bytes]
     reader: threading.Thread
     began: float
+
+
+def _workers(children: Sequence[_Child]) -> list[_Child]:
+    return [child for child in children if child.name.startswith("worker")]
 
 
 class Stack:
@@ -198,16 +218,18 @@ class Stack:
         return _Child(name, command, environment, colour, process, reader, time.monotonic())
 
     def watch(self) -> int:
-        """Keep it running until somebody wants the end, nobody is left, or one cannot start; returns the exit code."""
+        """Keep it running until somebody wants the end or one cannot start; returns the exit code."""
         pause = threading.Event()
         while not self.stopped:
             ended = [child for child in self._children if child.process.poll() is not None]
             if any(not self._goes_on(child) for child in ended):
                 return REFUSED
+            if _workers(ended) and not _workers(self._children):
+                self.say(
+                    "no worker is left; the rest goes on until Ctrl-C, the next `up` has workers again",
+                    "yellow",
+                )
             self._revive_servers()
-            if not any(child.name.startswith("worker") for child in self._children):
-                self.say("no worker is left")
-                return DONE
             pause.wait(_LOOK_S)
         return DONE
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from cortex_workers.embedded.ports import is_free
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.fleet
@@ -169,14 +170,37 @@ def _age_s(pid: int) -> float:
     return time.time() - float(psutil.Process(pid).create_time())
 
 
-def test_a_second_up_in_the_folder_is_refused_with_the_process_that_is_there(up: Up) -> None:
-    up.start("--no-flower")
+def test_a_second_up_in_the_folder_is_refused_with_the_process_that_is_there_whatever_else_is_taken(
+    up: Up,
+) -> None:
+    port = str(_free_port())
+    up.start("--flower-port", port)
     up.says(r"^up +│ up; Ctrl-C")
     assert up.process is not None
-    second = up.run("up", "--host", "agents:host", "--no-flower")
+    wait_until(lambda: not is_free(int(port)), what="Flower to have its port")
+    second = up.run("up", "--host", "agents:host", "--flower-port", port)
     assert second.returncode == 1
-    assert f"belong to the running process {up.process.pid}" in second.stderr
+    assert f"another `cortex-workers up` runs in .cortex (process {up.process.pid})" in second.stderr
     assert up.run("runs", "list").returncode == 0, "the first goes on"
+
+
+def test_when_every_worker_was_asked_to_drain_the_servers_stay(up: Up) -> None:
+    up.start("--no-flower")
+    up.says(r"^worker +│ .*worker\.started")
+    wait_until(lambda: up.run("workers", "drain", "--all").stdout, what="a live worker to ask")
+    up.says("no worker is left; the rest goes on until Ctrl-C")
+    assert up.run("enqueue", "support", "Refund order 17").returncode == 0
+    assert up.end(signal.SIGINT) == 0
+
+
+def test_what_is_missing_is_told_in_a_line_each(up: Up) -> None:
+    (up.folder / "agents.py").write_text("from cortex_workers import Host\nhost = Host()\n")
+    (up.folder / "sitecustomize.py").write_text("import sys\nsys.modules['flower'] = None\n")
+    up.start(PYTHONPATH=str(up.folder))
+    up.says(r"agents:host has no agents")
+    up.says(r"no Flower: it is not installed \(pip install 'cortex-workers\[flower\]'\)")
+    up.says(r"^up +│ up; Ctrl-C")
+    assert up.end() == 0
 
 
 def test_a_killed_up_takes_everything_with_it_and_leaves_a_folder_that_works(up: Up) -> None:
