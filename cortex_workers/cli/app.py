@@ -8,9 +8,11 @@ import typer
 
 from cortex_workers import __version__
 from cortex_workers.cli import checkpoints, enqueue, fleet, local, runs, sessions
+from cortex_workers.cli.usage import Commands
 
 app = typer.Typer(
     name="cortex-workers",
+    cls=Commands,
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,

@@ -13,6 +13,11 @@ from cortex_workers.cli.report import command, console, examples, given_json, gi
 if TYPE_CHECKING:
     from cortex_workers.schemas.checkpoint import Checkpoint
 
+_AMENDED = (
+    "all arguments of the call as a JSON object, like '{{\"amount_cents\": 500}}' "
+    "(cortex-workers checkpoints show {} prints those it has)"
+)
+
 app = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="Checkpoints: list, show, approve, reject, settle."
 )
@@ -84,7 +89,8 @@ def approve(
     checkpoint_id: CheckpointId,
     scope: Scope = None,
     amend: Annotated[
-        str | None, typer.Option("--amend", help="Arguments to run instead, a JSON object.", metavar="JSON")
+        str | None,
+        typer.Option("--amend", help="All arguments to run with instead, a JSON object.", metavar="JSON"),
     ] = None,
     reason: Reason = None,
     by: By = None,
@@ -94,7 +100,7 @@ def approve(
 
     As a whole; the run goes on on any worker. The same decision again changes nothing.
     """
-    amended = given_object(amend, "--amend")
+    amended = given_object(amend, "--amend", _AMENDED.format(checkpoint_id))
     with here.client(scope, announces=True) as client:
         done = client.decide(
             checkpoint_id, approved=True, reason=reason, decided_by=by, amended_arguments=amended

@@ -24,6 +24,9 @@ from cortex_workers.settings import PREFIX
 DONE, REFUSED, USAGE, TRY_AGAIN = 0, 1, 2, 75
 """0 done or a harmless repeat; 1 refused or failed; 2 wrong usage; 75 not available now, the same again may work."""
 _PIPED_WIDTH = 200
+_ANY_JSON = """JSON, like '{"amount": 5}' or '"some text"'"""
+_AN_OBJECT = """a JSON object, like '{"amount": 5}'"""
+_KINDS = {str: "a text", list: "a list", bool: "a truth value", type(None): "null"}
 
 P = ParamSpec("P")
 
@@ -92,29 +95,34 @@ def console() -> Console:
     return Console(highlight=False, width=_width(), markup=False, emoji=False)
 
 
-def given_json(text: str, what: str) -> Any:
+def given_json(text: str, what: str, wants: str = _ANY_JSON) -> Any:
     """Read a JSON value that was given as an option.
 
-    Raises: typer.BadParameter, which is wrong usage.
+    Raises: typer.BadParameter, which is wrong usage; it says what is wanted and where reading stopped.
     """
     try:
         return json.loads(text, parse_constant=_no_constant)
-    except ValueError:
-        raise typer.BadParameter(f"{what} takes JSON, like '{{\"amount\": 5}}' or '\"some text\"'") from None
+    except json.JSONDecodeError as error:
+        why = f"{error.msg} at character {error.pos + 1}"
+    except RecursionError:
+        why = "it is nested too deeply"
+    except ValueError as error:
+        why = str(error)
+    raise typer.BadParameter(f"{what} takes {wants}. This is none: {why}")
 
 
 def _no_constant(name: str) -> Any:
-    raise ValueError(name)
+    raise ValueError(f"{name} is not JSON")
 
 
-def given_object(text: str | None, what: str) -> dict[str, Any] | None:
+def given_object(text: str | None, what: str, wants: str = _AN_OBJECT) -> dict[str, Any] | None:
     """Read a JSON object that was given as an option.
 
     Raises: typer.BadParameter.
     """
     if text is None:
         return None
-    value = given_json(text, what)
+    value = given_json(text, what, wants)
     if not isinstance(value, Mapping):
-        raise typer.BadParameter(f"{what} takes a JSON object, like '{{\"amount\": 5}}'")
+        raise typer.BadParameter(f"{what} takes {wants}. This is {_KINDS.get(type(value), 'a number')}")
     return dict(value)

@@ -58,6 +58,21 @@ def test_a_late_decision_is_refused(cw: Commands, database: Database) -> None:
 
 
 @pytest.mark.parametrize(
+    ("amend", "says"),
+    [("{amount_cents: 500}", "at character 2"), ("[500]", "This is a list"), ("500", "This is a number")],
+)
+def test_amended_arguments_that_are_no_object_are_answered_with_what_is_wanted(
+    cw: Commands, database: Database, amend: str, says: str
+) -> None:
+    asked = factory.checkpoint_of(database, factory.a_paused_run(database))
+    said = cw("checkpoints", "approve", asked, "--amend", amend, "--json")
+    message = said.json["message"]
+    assert said.code == 2 and says in message
+    assert "all arguments of the call as a JSON object, like '{" in message
+    assert f"cortex-workers checkpoints show {asked}" in message
+
+
+@pytest.mark.parametrize(
     ("amend", "code"),
     [("{", 2), ("[1]", 2), ("NaN", 2), ('{"amount_cents": "x"}', 1)],
 )

@@ -124,6 +124,30 @@ def test_wrong_usage_is_exit_code_two(cw: Commands, words: tuple[str, ...]) -> N
     assert cw(*words).code == 2
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("runs", "show", "--json"), "Missing argument"),
+        (("runs", "list", "--json", "--limit", "0"), "--limit"),
+        (("runs", "list", "--jsn", "--json"), "--jsn"),
+        (("runs", "dance", "--json"), "dance"),
+        (("--json", "runs"), "--json"),
+        (("enqueue", "support", "--metadata", "{", "--json", "17"), "takes a JSON object"),
+    ],
+)
+def test_wrong_usage_is_one_json_document_where_json_is_wanted(
+    cw: Commands, words: tuple[str, ...], says: str
+) -> None:
+    said = cw(*words)
+    assert (said.code, said.json["error"], said.err) == (2, "wrong_usage", "")
+    assert says in said.json["message"]
+
+
+def test_wrong_usage_is_told_to_people_where_json_is_an_argument(cw: Commands) -> None:
+    said = cw("runs", "show", "--", "--json", "again")
+    assert (said.code, said.out) == (2, "") and "Usage:" in said.err
+
+
 def test_a_cancel_says_who_stops_and_when(cw: Commands, database: Database) -> None:
     run = factory.a_running_run(database, owner="host-1:77:abcdef01")
     said = cw("runs", "cancel", run["id"], "--reason", "enough")
