@@ -46,7 +46,7 @@ def list_(
     with here.client(scope) as client:
         found = client.checkpoints(pending_only=not everything, run_id=run, after=after, limit=limit)
         if as_json:
-            print_json([each.model_dump(mode="json") for each in found])
+            print_json(found)
             return
         from cortex_workers.cli import draw
 
@@ -69,7 +69,7 @@ def show(checkpoint_id: CheckpointId, scope: Scope = None, as_json: AsJson = Fal
         found = client.checkpoint(checkpoint_id)
         known = evidence(client.runtime, found)
         if as_json:
-            print_json({**found.model_dump(mode="json"), "evidence": known})
+            print_json({**found.model_dump(), "evidence": known})
             return
         from cortex_workers.cli import draw
 
@@ -190,7 +190,7 @@ def _result(happened: bool, result: str | None) -> Any:
 
 def _tell(done: Checkpoint, as_json: bool) -> None:
     if as_json:
-        print_json(done.model_dump(mode="json"))
+        print_json(done)
         return
     decision = done.decision
     said = "closed" if decision is None else "approved" if decision.approved else "rejected"

@@ -98,7 +98,7 @@ def _input(text: str) -> str:
 
 def _tell(made: Enqueued, as_json: bool) -> None:
     if as_json:
-        print_json(made.model_dump(mode="json"))
+        print_json(made)
         return
     print(made.id)
     from cortex_workers.cli.report import note

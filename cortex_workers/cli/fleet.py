@@ -32,7 +32,7 @@ def list_workers(
         with client.runtime.database.read() as unit:
             found = rows.list_all(unit, include_ended=everything)
         if as_json:
-            print_json([each.model_dump(mode="json") for each in found])
+            print_json(found)
             return
         from cortex_workers.cli import draw
 
@@ -102,7 +102,7 @@ def sweep(
     wanted = [name for name in frame.NAMES if not passes or name in passes]
     left = [name for name in wanted if name not in swept.done]
     if as_json:
-        print_json({**swept.model_dump(mode="json"), "left": left})
+        print_json({**swept.model_dump(), "left": left})
         return
     for name in wanted:
         print(f"{name:<12} {swept.done[name]}" if name in swept.done else f"{name:<12} left")
@@ -128,7 +128,7 @@ def doctor(as_json: AsJson = False) -> int:
         found = [operate.fail("settings", error.message, "correct these variables (see deploy/settings.md)")]
     broken = any(check.status == "fail" for check in found)
     if as_json:
-        print_json({"ok": not broken, "checks": [check.model_dump(mode="json") for check in found]})
+        print_json({"ok": not broken, "checks": found})
     else:
         from cortex_workers.cli import draw
 

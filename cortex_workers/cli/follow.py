@@ -41,7 +41,7 @@ def to_the_end(
 
 def _told(run: Run, as_json: bool) -> int:
     if as_json:
-        print_json(run.model_dump(mode="json"))
+        print_json(run)
     elif run.state is RunState.COMPLETED:
         print(run.output or "")
     else:

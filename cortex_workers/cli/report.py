@@ -12,12 +12,15 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from typing import Any, ParamSpec
 
 import typer
+from pydantic import BaseModel
 from rich.console import Console
 
 from cortex_workers.errors import CortexError, InvalidSettings, InvalidState, NoScope, Unavailable
+from cortex_workers.operate.words import iso
 from cortex_workers.schemas.checkpoint import Decision
 from cortex_workers.settings import PREFIX
 
@@ -60,7 +63,7 @@ def tell_error(error: CortexError, *, as_json: bool) -> None:
         message += "; or start `cortex-workers up` in this folder"
     recorded = error.recorded if isinstance(error, InvalidState) else None
     if as_json:
-        more = {"recorded": recorded.model_dump(mode="json")} if isinstance(recorded, Decision) else {}
+        more = {"recorded": recorded} if isinstance(recorded, Decision) else {}
         print_json({"error": error.code, "message": message, **more})
         return
     if isinstance(recorded, Decision):
@@ -76,7 +79,18 @@ def _decision(recorded: Decision) -> str:
 
 def print_json(value: Any) -> None:
     """Write one JSON document to stdout."""
-    print(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+    print(json_text(value, indent=2))
+
+
+def json_text(value: Any, indent: int | None = None) -> str:
+    """A value as JSON, our own types included; a time always has the same form."""
+    return json.dumps(value, indent=indent, ensure_ascii=False, default=_for_machines)
+
+
+def _for_machines(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return iso(value)
+    return value.model_dump() if isinstance(value, BaseModel) else str(value)
 
 
 def note(text: str) -> None:

@@ -41,7 +41,7 @@ def list_(
     with here.client(scope) as client:
         found = client.runs(state=state, agent=agent, session=session, before=before, limit=limit)
         if as_json:
-            print_json([run.model_dump(mode="json") for run in found])
+            print_json(found)
             return
         from cortex_workers.cli import draw
 
@@ -71,7 +71,7 @@ def show(
         run = client.get(run_id)
         found = timeline(client.runtime, run_id, run.scope, None if full else 200)
     if as_json:
-        print_json(found.model_dump(mode="json"))
+        print_json(found)
         return
     from cortex_workers.cli import draw
 
@@ -124,7 +124,7 @@ def cancel(run_id: RunId, scope: Scope = None, reason: Reason = None, as_json: A
     if as_json:
         print_json(
             {
-                "run": done.run.model_dump(mode="json"),
+                "run": done.run,
                 "repeated": before,
                 "stops_worker": done.stops_worker,
                 "stops_by": done.stops_by,

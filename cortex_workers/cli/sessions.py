@@ -51,7 +51,7 @@ def show(session_id: SessionId, scope: Scope = None, limit: Limit = 20, as_json:
         found = client.session(session_id)
         turns = client.runs(scope=found["scope"], session=session_id, limit=limit)
         if as_json:
-            print_json({**found, "runs": [run.model_dump(mode="json") for run in turns]})
+            print_json({**found, "runs": turns})
             return
         from cortex_workers.cli import draw
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import Field
 
-from cortex_workers.operate.words import clock_time, cut, span
+from cortex_workers.operate.words import clock_time, cut, iso, span
 from cortex_workers.schemas.base import Document
 from cortex_workers.schemas.llm import Usage
 from cortex_workers.store.overview import Traces
@@ -100,7 +100,7 @@ def _asked(row: Row, traces: Traces) -> dict[str, Any]:
     return {
         "suspension_id": pause["id"],
         "checkpoint_id": question["id"] if question is not None else None,
-        "expires_at": pause["expires_at"].isoformat() if pause["expires_at"] else None,
+        "expires_at": iso(pause["expires_at"]) if pause["expires_at"] else None,
         "ended_as": pause["ended_as"],
         "calls": [call["call_id"] for call in pause["pending"]],
     }
@@ -229,7 +229,7 @@ def _steps(traces: Traces, most: int | None) -> Iterator[Entry]:
                 "model": row["model"],
                 "usage": usage.model_dump(),
                 "finish_reason": row["finish_reason"],
-                "started_at": row["started_at"].isoformat(),
+                "started_at": iso(row["started_at"]),
                 "calls": asked,
             },
         )
@@ -252,8 +252,8 @@ def _calls(traces: Traces, most: int | None) -> Iterator[Entry]:
                 **{key: row[key] for key in _CALL_FIELDS},
                 "arguments": arguments,
                 "result": result if result is None else cut(result, most),
-                "started_at": row["started_at"].isoformat() if row["started_at"] else None,
-                "finished_at": row["finished_at"].isoformat() if row["finished_at"] else None,
+                "started_at": iso(row["started_at"]) if row["started_at"] else None,
+                "finished_at": iso(row["finished_at"]) if row["finished_at"] else None,
             },
         )
 

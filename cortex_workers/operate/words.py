@@ -40,6 +40,11 @@ def moment(at: datetime, now: datetime) -> str:
     return f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC ({away})"
 
 
+def iso(at: datetime) -> str:
+    """A time for machines, always in the same form: UTC, microseconds, Z."""
+    return at.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
 def cut(text: str, most: int | None) -> str:
     """A text on one line, not longer than ``most`` characters (None: as long as it is)."""
     flat = " ".join(text.split())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
@@ -22,6 +21,7 @@ from cortex_workers.cli.demo.feed import Fact
 from cortex_workers.cli.demo.fleet import Fleet
 from cortex_workers.cli.demo.proof import Summary
 from cortex_workers.cli.demo.words import Narrator
+from cortex_workers.cli.report import json_text
 from cortex_workers.operate.inspect import Timeline
 
 
@@ -87,31 +87,32 @@ class JsonLines:
         return
 
     def tell(self, fact: Fact) -> None:
-        first = {"event": fact.event, "run_id": fact.run_id, "worker": fact.worker, "at": fact.at.isoformat()}
+        first = {"event": fact.event, "run_id": fact.run_id, "worker": fact.worker, "at": fact.at}
         self._line({**first, **{key: value for key, value in fact.facts.items() if key not in first}})
 
     def busy(self, what: str) -> AbstractContextManager[Any]:
         return nullcontext()
 
     def retell(self, timeline: Timeline) -> None:
-        entries = [entry.model_dump(mode="json") for entry in timeline.entries]
-        self.tell(Fact("run.timeline", timeline.now, timeline.run.id, facts={"entries": entries}))
+        self.tell(
+            Fact("run.timeline", timeline.now, timeline.run.id, facts={"entries": list(timeline.entries)})
+        )
 
     def end(self, summary: Summary) -> None:
         self._line({"event": "summary", **summary.as_json()})
 
     def failed(self, why: str, logs: Sequence[LogEnd]) -> None:
         where = {each.name: str(each.path) for each in logs}
-        self._line({"event": "failed", "at": datetime.now(UTC).isoformat(), "why": why, "logs": where})
+        self._line({"event": "failed", "at": datetime.now(UTC), "why": why, "logs": where})
 
     def kept(self, environment: Mapping[str, str]) -> None:
         return
 
     def stopped(self) -> None:
-        self._line({"event": "stopped", "at": datetime.now(UTC).isoformat()})
+        self._line({"event": "stopped", "at": datetime.now(UTC)})
 
     def _line(self, content: dict[str, Any]) -> None:
-        self._console.out(json.dumps(content, ensure_ascii=False, default=str), highlight=False)
+        self._console.out(json_text(content), highlight=False)
 
 
 _TRY = (
