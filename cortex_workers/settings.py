@@ -6,6 +6,7 @@ Source: decisions 11; rulings 18, 28; celery.md 32.
 
 from __future__ import annotations
 
+import re
 from typing import Any, ClassVar, Literal
 from urllib.parse import urlsplit, urlunsplit
 
@@ -223,11 +224,13 @@ class Settings(BaseSettings):
     @model_validator(mode="after")
     def _relations(self) -> Settings:
         if self.lease_renew_s * 2 > self.lease_ttl_s:
-            raise ValueError("lease_renew_s must be at most half of lease_ttl_s (a third is usual)")
+            raise _relation("{lease_renew_s} must be at most half of {lease_ttl_s} (a third is usual)", self)
         if not self.lease_renew_s < self.lease_trust_s < self.lease_ttl_s:
-            raise ValueError("lease_trust_s must lie between lease_renew_s and lease_ttl_s")
+            raise _relation("{lease_trust_s} must lie between {lease_renew_s} and {lease_ttl_s}", self)
         if (self.slice_s + self.model_timeout_s) * 2 > self.visibility_timeout_s:
-            raise ValueError("slice_s plus model_timeout_s must stay under half of visibility_timeout_s")
+            raise _relation(
+                "{slice_s} plus {model_timeout_s} must stay under half of {visibility_timeout_s}", self
+            )
         return self
 
     def require_database(self) -> str:
@@ -264,6 +267,14 @@ class Settings(BaseSettings):
         return base if chosen == "main" or kind == "sweep" else f"{base}.{chosen}"
 
 
+def _relation(text: str, given: Settings) -> ValueError:
+    """A sentence about several settings, each by its variable and with the value it has."""
+    shown = {
+        name: f"{PREFIX}{name.upper()} ({getattr(given, name):g})" for name in re.findall(r"{(\w+)}", text)
+    }
+    return ValueError(text.format_map(shown))
+
+
 def mask_url(url: str) -> str:
     """A URL for people to read: the password is replaced by stars."""
     parts = urlsplit(url)
@@ -291,5 +302,5 @@ def _explain(error: ValidationError) -> str:
         message = item["msg"].removeprefix("Value error, ")
         field = Settings.model_fields.get(str(item["loc"][0]) if item["loc"] else "")
         hint = f" ({field.description})" if field is not None else ""
-        lines.append(f"{PREFIX}{name}: {message}{hint}" if name else f"settings: {message}")
+        lines.append(f"{PREFIX}{name}: {message}{hint}" if name else message)
     return "; ".join(lines)

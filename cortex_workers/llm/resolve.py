@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 import threading
@@ -15,6 +16,8 @@ from cortex_workers.ports import ModelClient
 
 # Providers whose package is an extra of ours, by the extra of pydantic-ai-slim.
 OUR_EXTRAS = frozenset({"openai", "anthropic", "google", "groq", "mistral", "bedrock"})
+# Where somebody may have meant another; pydantic-ai has more, which go by their own prefixes.
+_BEST_KNOWN = (*sorted(OUR_EXTRAS), "openai-chat", "openai-responses", "ollama", "azure", "scripted")
 _EXTRA = re.compile(r"pydantic-ai-slim\[([\w-]+)\]")
 
 _clients: dict[tuple[int, str], ModelClient] = {}
@@ -74,12 +77,16 @@ def _from_provider(model: str, provider: str) -> ModelClient:
         from cortex_workers.llm.pydantic_ai import PydanticAIClient
     except ModuleNotFoundError as error:
         extra = f"llm-{provider}" if provider in OUR_EXTRAS else "llm"
-        raise UnknownModel(f"model {model!r} needs: pip install 'cortex-workers[{extra}]'") from error
+        meant = "" if provider in _BEST_KNOWN else _meant(provider)
+        raise UnknownModel(
+            f"model {model!r} needs: pip install 'cortex-workers[{extra}]'{meant and f'; {meant}'}"
+        ) from error
     try:
         return PydanticAIClient(partial(infer_model, model), provider)
     except UserError as error:
-        kind = UnknownModel if str(error).startswith("Unknown model") else Misconfiguration
-        raise kind(f"model {model!r}: {str(error)[:300]}") from error
+        if str(error).startswith("Unknown model"):
+            raise UnknownModel(_no_such_provider(model, provider)) from error
+        raise Misconfiguration(f"model {model!r}: {str(error)[:300]}") from error
     except ImportError as error:
         raise UnknownModel(f"model {model!r} needs: pip install '{_package(error)}'") from error
     except CortexError:
@@ -89,6 +96,17 @@ def _from_provider(model: str, provider: str) -> ModelClient:
         raise Misconfiguration(
             f"model {model!r} cannot be set up: {type(error).__name__}: {str(error)[:300]}"
         ) from error
+
+
+def _no_such_provider(model: str, provider: str) -> str:
+    known = f"known are {', '.join(_BEST_KNOWN)} and the other providers of pydantic-ai"
+    told = [f"model {model!r}: there is no provider {provider!r}", _meant(provider), known]
+    return "; ".join(filter(None, told))
+
+
+def _meant(provider: str) -> str:
+    close = difflib.get_close_matches(provider.lower(), _BEST_KNOWN, n=1)
+    return f"did you mean {close[0]!r}?" if close else ""
 
 
 def _package(error: ImportError) -> str:

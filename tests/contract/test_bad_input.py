@@ -492,6 +492,27 @@ def test_no_duration_is_negative(monkeypatch: pytest.MonkeyPatch, name: str) -> 
         load_settings()
 
 
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"LEASE_RENEW_S": "40"}, ("LEASE_RENEW_S (40)", "LEASE_TTL_S (60)")),
+        ({"LEASE_TRUST_S": "15"}, ("LEASE_TRUST_S (15)", "LEASE_RENEW_S (20)", "LEASE_TTL_S (60)")),
+        (
+            {"SLICE_S": "900", "MODEL_TIMEOUT_S": "60"},
+            ("SLICE_S (900)", "MODEL_TIMEOUT_S (60)", "VISIBILITY_TIMEOUT_S (1800)"),
+        ),
+    ],
+)
+def test_settings_that_do_not_go_together_are_all_named_by_their_variables(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, str], named: tuple[str, ...]
+) -> None:
+    for name, value in given.items():
+        monkeypatch.setenv(PREFIX + name, value)
+    with pytest.raises(errors.InvalidSettings) as caught:
+        load_settings()
+    assert [each for each in named if PREFIX + each not in caught.value.message] == []
+
+
 def test_a_word_where_a_number_belongs_is_refused_without_being_shown_in_a_secret(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

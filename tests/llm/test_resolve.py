@@ -50,6 +50,14 @@ def test_an_unknown_name_is_refused(name: str) -> None:
         resolve(name)
 
 
+def test_a_misspelt_provider_is_answered_with_the_one_that_was_meant() -> None:
+    with pytest.raises(UnknownModel, match="no provider 'opanai'; did you mean 'openai'") as caught:
+        resolve("opanai:foo")
+    assert "known are anthropic, bedrock, google" in caught.value.message
+    with pytest.raises(UnknownModel, match="no provider 'nobody'; known are "):
+        resolve("nobody:gpt-5")
+
+
 def test_a_missing_package_is_named_by_our_extra() -> None:
     with pytest.raises(UnknownModel, match=r"pip install 'cortex-workers\[llm-anthropic\]'"):
         resolve("anthropic:claude-sonnet-4-5")
@@ -65,7 +73,7 @@ def test_without_the_model_layer_the_extra_is_named() -> None:
         sys.modules["pydantic_ai"] = None
         from cortex_workers.errors import UnknownModel
         from cortex_workers.llm.resolve import resolve
-        for name in ("openai:x", "fireworks:x"):
+        for name in ("openai:x", "fireworks:x", "antropic:x"):
             try:
                 resolve(name)
             except UnknownModel as error:
@@ -77,6 +85,7 @@ def test_without_the_model_layer_the_extra_is_named() -> None:
     )
     assert "cortex-workers[llm-openai]" in done.stdout
     assert "cortex-workers[llm]" in done.stdout
+    assert "did you mean 'anthropic'?" in done.stdout
 
 
 def test_naming_models_does_not_import_the_model_layer() -> None:
