@@ -14,6 +14,7 @@ from pydantic import Field, SecretStr, ValidationError, field_validator, model_v
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from cortex_workers.errors import InvalidSettings
+from cortex_workers.schemas.agent import POOL
 
 PREFIX = "CORTEX_"
 _DATABASE_SCHEMES = ("postgresql", "postgres", "postgresql+psycopg")
@@ -117,7 +118,7 @@ class Settings(BaseSettings):
         default=200, ge=1, le=5000, description="Runs a worker process executes at once (threads)."
     )
     pool: str = Field(
-        default="main", pattern=r"^[a-z0-9_-]{1,40}$", description="The set of workers it belongs to."
+        default="main", pattern=f"^{POOL}$", description="The set of workers it belongs to."
     )
     queue_prefix: str = Field(
         default="cw", pattern=r"^[a-z0-9_-]{1,20}$", description="Prefix of the queue names."

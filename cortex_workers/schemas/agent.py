@@ -18,6 +18,8 @@ OnExpiry = Literal["fail", "return_to_model"]
 OnRejection = Literal["fail", "return_to_model"]
 OnUncertain = Literal["ask", "fail"]
 Turns = Literal["serial", "parallel"]
+POOL = "[a-z0-9_-]{1,40}"
+"""The name of a pool, of a worker's and of an agent's: it becomes part of queue names."""
 
 
 class ToolSpec(Document):
