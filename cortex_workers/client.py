@@ -24,7 +24,7 @@ from cortex_workers.engine import decide as deciding
 from cortex_workers.engine import enqueue as enqueueing
 from cortex_workers.engine import settle as settling
 from cortex_workers.engine.runtime import Runtime
-from cortex_workers.engine.validate import checked_id, checked_scope
+from cortex_workers.engine.validate import checked_id, checked_label, checked_scope
 from cortex_workers.errors import (
     CheckpointNotFound,
     InvalidArgument,
@@ -39,7 +39,7 @@ from cortex_workers.ports import PrincipalCodec
 from cortex_workers.schemas.checkpoint import Checkpoint, Decision, SettleOutcome
 from cortex_workers.schemas.ids import CHECKPOINT, RUN, SESSION
 from cortex_workers.schemas.lifecycle import RunState
-from cortex_workers.schemas.run import Enqueued, EnqueueRun, Run, RunOverrides
+from cortex_workers.schemas.run import LATEST_START_S, Enqueued, EnqueueRun, Run, RunOverrides
 from cortex_workers.settings import Settings, load_settings
 from cortex_workers.store import checkpoints, migrate, runs, sessions
 
@@ -67,6 +67,7 @@ class Client:
         self.settings.require_database()
         self._scope = scope or self.settings.scope
         self._actor = actor or self.settings.actor or f"client:{_user()}"
+        checked_label("the actor", self._actor)
         self._codec = codec or (host.codec if host is not None else None)
         self._rt = wiring.build(self.settings, host=host, role="client")
         self._lock = threading.Lock()
@@ -140,9 +141,13 @@ class Client:
         Validated as a whole: any conflict or bad input is refused before the first write.
         Raises: as ``enqueue``.
         """
+        asked = list(requests)
+        for each in asked:
+            if not isinstance(each, EnqueueRun):
+                raise InvalidArgument(f"a request is EnqueueRun(…), not {type(each).__name__}")
         self._check_schema()
         encoded = authority.encode(self._codec, principal)
-        return enqueueing.enqueue(self._rt, list(requests), encoded)
+        return enqueueing.enqueue(self._rt, asked, encoded)
 
     def get(self, run_id: str, *, scope: str | None = None) -> Run:
         """One run.
@@ -192,10 +197,13 @@ class Client:
     ) -> list[Run]:
         """The newest runs of a scope and below; ``before`` is the id of the last one seen.
 
-        Raises: NoScope, InvalidScope, InvalidId, InvalidArgument.
+        Raises: NoScope, InvalidScope, InvalidId, InvalidArgument, UnstorableText.
         """
         if state is not None and state not in list(RunState):
             raise InvalidArgument(f"no such state {state!r:.40}; one of {', '.join(RunState)}")
+        checked_label("the agent's name", agent)
+        if session is not None:
+            checked_id(SESSION, session)
         if before is not None:
             checked_id(RUN, before)
         with self._rt.database.read() as unit:
@@ -478,13 +486,15 @@ def _decision(**values: Any) -> Decision:
 def _seconds(what: str, value: timedelta | None) -> float | None:
     if value is None:
         return None
-    if value.total_seconds() <= 0:
-        raise InvalidArgument(f"{what} must be more than zero")
+    if not isinstance(value, timedelta):
+        raise InvalidArgument(f"{what} is a timedelta from now, not {type(value).__name__}")
+    if not timedelta(0) < value <= timedelta(seconds=LATEST_START_S):
+        raise InvalidArgument(f"{what} must be more than zero and at most {LATEST_START_S // 86_400} days")
     return value.total_seconds()
 
 
 def _limit(limit: int) -> int:
-    if not 1 <= limit <= MAX_LIMIT:
+    if not isinstance(limit, int) or not 1 <= limit <= MAX_LIMIT:
         raise InvalidArgument(f"limit is 1 to {MAX_LIMIT}")
     return limit
 

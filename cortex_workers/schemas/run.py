@@ -14,6 +14,9 @@ from cortex_workers.schemas.base import Document, Model
 from cortex_workers.schemas.lifecycle import TERMINAL_RUN_STATES, Instruction, RunState
 from cortex_workers.schemas.llm import Usage
 
+LATEST_START_S = 10 * 365 * 86_400
+"""A run may wait for its start for ten years; the database's calendar ends where a timedelta does not."""
+
 
 class RunOverrides(Model):
     """What one run changes of its agent; absent fields keep the agent's value. Times are seconds."""
@@ -39,7 +42,7 @@ class EnqueueRun(Model):
     overrides: RunOverrides | None = None
     metadata: dict[str, Any] | None = None
     workload: str | None = None
-    start_by_s: float | None = Field(default=None, gt=0)
+    start_by_s: float | None = Field(default=None, gt=0, le=LATEST_START_S)
 
 
 class Run(Document):

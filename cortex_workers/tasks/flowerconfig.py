@@ -1,7 +1,8 @@
 """Flower's settings, a file for its `--conf`; as a program it prints where it lies (see deploy/README.md).
 
-Flower shows workers, queues and tasks, with ids only; a run's story is `cortex-workers runs show`. What is not set here
-can be given as ``FLOWER_…`` in the environment: FLOWER_BASIC_AUTH=user:password, FLOWER_URL_PREFIX, FLOWER_COOKIE_SECRET.
+Flower shows workers, queues and tasks, with ids only; a run's story is `cortex-workers runs show`. What is not set
+here can be given as ``FLOWER_…`` in the environment: FLOWER_BASIC_AUTH=user:password, FLOWER_URL_PREFIX,
+FLOWER_COOKIE_SECRET.
 """
 
 import os

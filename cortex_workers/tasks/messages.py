@@ -11,8 +11,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Id = Annotated[str, Field(min_length=1, max_length=64)]
-"""No id of ours is longer; the limit keeps every message under its size."""
+Id = Annotated[str, Field(max_length=64, pattern=r"^[\w-]+$")]
+"""No id of ours is longer or has other characters; the limit keeps every message under its size."""
 
 
 class Message(BaseModel):

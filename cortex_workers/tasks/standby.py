@@ -85,7 +85,7 @@ class Standby:
             self._take_waiting()
 
     def _take_waiting(self) -> None:
-        """Claim for free slots what has waited too long: the broker is gone, or loses what it is given (decision R5)."""
+        """Claim for free slots what has waited too long: the broker is gone, or loses what it gets (decision R5)."""
         from cortex_workers.store import claims
         from cortex_workers.tasks.continue_run import claim_from_table
 

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +81,13 @@ def send(**what: Any) -> Act:
 
 def decide(which: str, **what: Any) -> Act:
     return lambda fleet: fleet.client.decide(fleet.asked(getattr(fleet, which)), **what)
+
+
+def nested(levels: int) -> dict[str, Any]:
+    value: dict[str, Any] = {}
+    for _ in range(levels):
+        value = {"a": value}
+    return value
 
 
 def settle(which: str, outcome: Any, **what: Any) -> Act:
@@ -177,6 +184,42 @@ RUNS = [
         errors.InvalidArgument,
         "start_by",
         send(start_by=timedelta(seconds=-1)),
+    ),
+    refused(
+        "start by more than the calendar has",
+        errors.InvalidArgument,
+        "start_by must be more than zero and at most 3650 days",
+        send(start_by=timedelta.max),
+    ),
+    refused(
+        "start by a number",
+        errors.InvalidArgument,
+        "start_by is a timedelta from now, not int",
+        send(start_by=5),
+    ),
+    refused(
+        "start by a date",
+        errors.InvalidArgument,
+        "start_by is a timedelta from now, not datetime",
+        send(start_by=datetime(2030, 1, 1)),  # noqa: DTZ001  a naive one is what somebody may send
+    ),
+    refused(
+        "a request that is none",
+        errors.InvalidArgument,
+        "a request is EnqueueRun",
+        lambda fleet: fleet.client.enqueue_many([request("one"), {"agent": "support"}]),  # type: ignore[list-item]
+    ),
+    refused(
+        "metadata in many levels",
+        errors.InvalidArgument,
+        "metadata is nested deeper",
+        send(metadata=nested(400)),
+    ),
+    refused(
+        "an actor that cannot be stored",
+        errors.UnstorableText,
+        "the actor",
+        lambda fleet: fleet.world.client(scope=factory.SCOPE, actor=NUL),
     ),
     refused(
         "a principal without a codec",
@@ -285,6 +328,31 @@ RUNS = [
         lambda fleet: fleet.client.runs(state="asleep"),
     ),
     refused("list none", errors.InvalidArgument, "limit", lambda fleet: fleet.client.runs(limit=0)),
+    refused("list some", errors.InvalidArgument, "limit", lambda fleet: fleet.client.runs(limit="5")),  # type: ignore[arg-type]
+    refused(
+        "list an agent that cannot be stored",
+        errors.UnstorableText,
+        "the agent's name",
+        lambda fleet: fleet.client.runs(agent=NUL),
+    ),
+    refused(
+        "list a session by its key",
+        errors.InvalidId,
+        "a session id looks like ses_",
+        lambda fleet: fleet.client.runs(session="talk"),
+    ),
+    refused(
+        "list from a text that cannot be stored",
+        errors.InvalidId,
+        "a run id looks like arun_",
+        lambda fleet: fleet.client.runs(before=NUL),
+    ),
+    refused(
+        "look for the questions of half a character",
+        errors.InvalidId,
+        "a run id looks like arun_",
+        lambda fleet: fleet.client.checkpoints(run_id=SURROGATE),
+    ),
 ]
 
 DECISIONS = [
