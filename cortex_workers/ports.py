@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 class ModelClient(Protocol):
     """Calls one provider. ``complete`` and ``stream`` may be plain or async.
 
+    An async answer is cancelled after ``request.timeout_s``; a plain ``complete`` holds its slot and keeps to that by
+    itself.
+
     Raises (from either): ModelUnavailable for what a retry in the step may cure (with ``retry_after_s``),
     ModelFailed for what it cannot.
     Source: decision S6.

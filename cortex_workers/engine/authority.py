@@ -7,21 +7,38 @@ from __future__ import annotations
 
 from typing import Any
 
-from cortex_workers.errors import InvalidArgument, PrincipalRevoked, PrincipalUndecodable, RefusedForNow
-from cortex_workers.host import Host
+from cortex_workers.errors import (
+    CortexError,
+    InvalidArgument,
+    PrincipalRevoked,
+    PrincipalUndecodable,
+    RefusedForNow,
+)
+from cortex_workers.host import Host, foreign
 from cortex_workers.ports import PrincipalCodec
 
 
 def encode(codec: PrincipalCodec | None, principal: Any) -> bytes | None:
     """A principal as the row keeps it; None stays None.
 
-    Raises: InvalidArgument for a principal without a codec.
+    Raises: InvalidArgument for a principal without a codec, or one that the codec cannot encode.
     """
     if principal is None:
         return None
     if codec is None:
         raise InvalidArgument("a principal needs a codec: pass Client(codec=…) and Host(codec=…)")
-    return codec.encode(principal)
+    try:
+        data = codec.encode(principal)
+    except CortexError:
+        raise
+    except BaseException as error:  # noqa: BLE001  foreign code: what it cannot encode is a bad argument
+        foreign.let_through(error)
+        raise InvalidArgument(
+            f"the codec cannot encode this principal: {foreign.told(error)[:300]}"
+        ) from error
+    if not isinstance(data, bytes | bytearray | memoryview):
+        raise InvalidArgument(f"the codec must encode a principal to bytes, not {type(data).__name__}")
+    return bytes(data)
 
 
 def restore(host: Host | None, data: bytes | None, hand_backs: int) -> Any:
@@ -40,7 +57,8 @@ def restore(host: Host | None, data: bytes | None, hand_backs: int) -> Any:
         raise RefusedForNow(
             "the principal cannot be decoded right now", retry_in_s=backoff_s(hand_backs), reason="principal"
         ) from error
-    except Exception as error:  # foreign code: an unexpected error is "not now", never a lost run
+    except BaseException as error:  # noqa: BLE001  foreign code: an unexpected error is "not now", never a lost run
+        foreign.let_through(error)
         raise RefusedForNow(
             f"the principal codec raised {type(error).__name__}",
             retry_in_s=backoff_s(hand_backs),

@@ -6,8 +6,11 @@ Source: runs.md 3.7, 5.5; rulings 19, 29.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from cortex_workers import telemetry
-from cortex_workers.engine import authority, boundary, finish, loop, suspend
+from cortex_workers.engine import authority, boundary, finish, loop, persist, suspend
 from cortex_workers.engine.execution import Execution
 from cortex_workers.engine.runtime import Runtime
 from cortex_workers.errors import (
@@ -45,9 +48,7 @@ def execute(rt: Runtime, row: Row, held: Held, slice_began: float | None = None)
         return _work(ex)
     except RefusedForNow as error:
         # Before it was prepared: nothing of it is in hand.
-        suspend.hand_back_claimed(
-            rt.database.run, row, term, error.retry_in_s, rt.settings.sweep_interval_s, error.reason
-        )
+        _give_back_claimed(rt, row, held, error)
         telemetry.event(
             "run.handed_back", run_id=term.run_id, reason=error.reason, retry_in_s=error.retry_in_s
         )
@@ -65,6 +66,15 @@ def execute(rt: Runtime, row: Row, held: Held, slice_began: float | None = None)
         return _failed(rt, row, ex, term, held, RunFailure(f"internal error: {type(error).__name__}"))
     finally:
         held.release()
+
+
+def _give_back_claimed(rt: Runtime, row: Row, held: Held, error: RefusedForNow) -> None:
+    def write(work: Callable[[Unit], Any]) -> Any:
+        return persist.patiently(held, lambda: rt.database.run(work))
+
+    suspend.hand_back_claimed(
+        write, row, held.term, error.retry_in_s, rt.settings.sweep_interval_s, error.reason
+    )
 
 
 def _work(ex: Execution) -> str:
@@ -91,7 +101,7 @@ def prepare(rt: Runtime, row: Row, term: Term, held: Held) -> Execution:
     """
     if int(row["reclaim_count"]) > rt.settings.reclaim_limit:
         raise ReclaimLimit(f"the run lost its worker {row['reclaim_count']} times in a row")
-    agent = resolved_agent(rt, row)
+    agent = persist.patiently(held, lambda: resolved_agent(rt, row))
     principal = authority.restore(rt.host, row["principal"], int(row["hand_backs"]))
     ex = Execution(
         rt=rt,
@@ -155,8 +165,7 @@ def _load(ex: Execution) -> None:
         if said:
             ex.last_message_seq, ex.last_step_index = said[-1].seq, said[-1].step_index
 
-    with ex.rt.database.read() as unit:
-        work(unit)
+    persist.read(ex, work)
 
 
 def _failed(rt: Runtime, row: Row, ex: Execution | None, term: Term, held: Held, error: CortexError) -> str:

@@ -16,6 +16,7 @@ from cortex_workers.engine.runtime import Runtime
 from cortex_workers.engine.validate import checked_id, checked_object, checked_text
 from cortex_workers.errors import (
     CheckpointNotFound,
+    InputTooLarge,
     InvalidArgument,
     InvalidDecision,
     InvalidState,
@@ -52,7 +53,7 @@ def decide(
     Raises: InvalidId, CheckpointNotFound, InvalidDecision, InvalidState (``recorded`` carries the first decision),
     SuspensionExpired, SessionClosed. Nothing is written by a refusal.
     """
-    decision = checked_decision(decision)
+    decision = checked_decision(decision, rt.settings.input_bytes)
     if not decision.approved:
         decision = decision.model_copy(update={"amended_arguments": None})
     pause = load_pause(rt, checkpoint_id, scope)
@@ -81,10 +82,10 @@ def _lost(
     return lost(rt, checkpoint_id, decision, scope)
 
 
-def checked_decision(decision: Decision) -> Decision:
+def checked_decision(decision: Decision, limit_bytes: int) -> Decision:
     """The texts of a decision can be stored, and no person claims to be a mechanism.
 
-    Raises: InvalidDecision, UnstorableText.
+    Raises: InvalidDecision, UnstorableText, InputTooLarge (bytes of UTF-8).
     """
     for what, text in (
         ("the reason", decision.reason),
@@ -100,9 +101,13 @@ def checked_decision(decision: Decision) -> Decision:
             raise InvalidDecision(f"names that start with {MECHANISM_PREFIX!r} are reserved for mechanisms")
     if decision.amended_arguments is not None:
         try:
-            checked_object("amended arguments", decision.amended_arguments)
+            text = checked_object("amended arguments", decision.amended_arguments)
         except InvalidArgument as error:
             raise InvalidDecision(error.message) from None
+        if len(text.encode()) > limit_bytes:
+            raise InputTooLarge(
+                f"the amended arguments have {len(text.encode())} bytes, the limit is {limit_bytes}"
+            )
     return decision
 
 

@@ -15,7 +15,7 @@ from cortex_workers import probes, telemetry
 from cortex_workers.engine import boundary, gates
 from cortex_workers.engine.execution import Execution, Planned, Result
 from cortex_workers.errors import EffectUncertain, RunInterrupted, StoreUnavailable
-from cortex_workers.host import ResultNotEncodable, clean_text, cut_result, encode_result
+from cortex_workers.host import ResultNotEncodable, clean_text, cut_result, encode_result, foreign
 from cortex_workers.lease.loops import ToolTimeout
 from cortex_workers.store import transcript
 from cortex_workers.store.unit import Unit
@@ -41,14 +41,17 @@ def run_handler(ex: Execution, planned: Planned) -> Result:
             "cortex.tool_call", run_id=ex.run_id, call_id=planned.call.id, tool=planned.call.name
         ):
             value = _call(ex, planned, timeout, deadline)
-    except ToolTimeout:
+    except ToolTimeout as error:
+        if error.data.get("entered") is False:
+            return _failed(planned, error.message)  # it is known that nothing happened
         return _not_a_failure(planned, f"the tool did not return within {timeout:g} s")
     except EffectUncertain as error:
-        return _not_a_failure(planned, error.message)
+        return _not_a_failure(planned, foreign.words(error) or error.code)
     except RunInterrupted as error:
         return _interrupted(ex, planned, error)
-    except (Exception, SystemExit) as error:  # foreign code: a tool's error is something the model reads
-        return _failure(planned, error)
+    except BaseException as error:  # noqa: BLE001  foreign code: a tool's error is something the model reads
+        foreign.let_through(error)
+        return _failed(planned, foreign.told(error))
     probes.reach("tool.after_handler")
     return _success(ex, planned, value)
 
@@ -92,16 +95,11 @@ def _interrupted(ex: Execution, planned: Planned, error: RunInterrupted) -> Resu
     """The handler left because its run stops here: a safe call has no result and runs again elsewhere."""
     if planned.safe:
         boundary.check_hold(ex)
-    return _not_a_failure(planned, error.message)
-
-
-def _failure(planned: Planned, error: BaseException) -> Result:
-    return _failed(planned, f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
+    return _not_a_failure(planned, foreign.words(error) or error.code)
 
 
 def _failed(planned: Planned, text: str) -> Result:
-    cleaned, _ = clean_text(text)
-    return gates.failed(planned, planned.as_it_ran(cleaned[:20_000]))
+    return gates.failed(planned, planned.as_it_ran(clean_text(text)[0]))
 
 
 def _success(ex: Execution, planned: Planned, value: Any) -> Result:
@@ -130,7 +128,7 @@ def _late(ex: Execution, planned: Planned, late: Any) -> None:
 
 def _evidence(ex: Execution, late: Any) -> str:
     if isinstance(late, BaseException):
-        return json.dumps({"raised": type(late).__name__, "text": clean_text(str(late))[0][:2000]})
+        return json.dumps({"raised": type(late).__name__, "text": foreign.words(late)[:2000]})
     try:
         text = clean_text(encode_result(late))[0]
     except ResultNotEncodable as error:

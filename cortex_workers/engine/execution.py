@@ -11,12 +11,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cortex_workers.engine.runtime import Runtime
-from cortex_workers.host import ParsedArguments, Tool
+from cortex_workers.host import ParsedArguments, Tool, cut_result
 from cortex_workers.lease.keeper import Held
 from cortex_workers.schemas.agent import AgentDefinition, ToolSpec
 from cortex_workers.schemas.lease import Term
 from cortex_workers.schemas.llm import Message, ToolCall, Usage
 from cortex_workers.store.transitions import Row
+
+SHOWN_ARGUMENTS_BYTES = 16_384
+"""How much of what ran in place of its own arguments a model is shown."""
 
 
 @dataclass(slots=True)
@@ -124,7 +127,8 @@ def as_it_ran(text: str, executed_args: str | None, amended_by: str | None) -> s
     if executed_args is None:
         return text
     by = f" by {amended_by}" if amended_by else ""
-    return f"[The arguments were changed{by} before the call ran; it ran with {executed_args}]\n{text}"
+    ran = cut_result(executed_args, SHOWN_ARGUMENTS_BYTES)
+    return f"[The arguments were changed{by} before the call ran; it ran with {ran}]\n{text}"
 
 
 def result_message(result: Result) -> Message:

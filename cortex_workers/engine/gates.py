@@ -5,8 +5,10 @@ Source: runs.md 6.3, 6.7, 8.8; decisions R12, R15; rulings 3, 44.
 
 from __future__ import annotations
 
+import copy
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 import jsonschema
@@ -14,9 +16,12 @@ import jsonschema
 from cortex_workers.engine.authority import backoff_s
 from cortex_workers.engine.execution import Execution, Planned, Result
 from cortex_workers.errors import RefusedForNow, RequiresApproval
-from cortex_workers.host import BadArguments, ToolContext, clean_text
+from cortex_workers.host import BadArguments, ToolContext, clean_text, foreign
 from cortex_workers.schemas.llm import ToolCall
 from cortex_workers.store.transitions import Row
+
+LONGEST_TTL = timedelta(days=36_525)
+"""A deadline further away than any date the database reckons with is this one."""
 
 
 def context(ex: Execution, planned: Planned | None = None, deadline: float | None = None) -> ToolContext:
@@ -37,12 +42,23 @@ def context(ex: Execution, planned: Planned | None = None, deadline: float | Non
 
 
 def visible_tools(ex: Execution) -> tuple[str, ...]:
-    """The names the model is shown in this step: the agent's list, narrowed by the authorizer."""
+    """The names the model is shown in this step: the agent's list, narrowed by the authorizer.
+
+    Raises: RefusedForNow when the authorizer fails: neither every tool nor none is a guess to make.
+    """
     names = tuple(spec.name for spec in ex.agent.tools)
     authorizer = ex.rt.host.authorizer if ex.rt.host is not None else None
     if authorizer is None:
         return names
-    allowed = set(authorizer.visible(context(ex), names))
+    try:
+        allowed = set(authorizer.visible(context(ex), names))
+    except BaseException as error:  # noqa: BLE001  foreign code: what it cannot tell now, it may tell later
+        foreign.let_through(error)
+        raise RefusedForNow(
+            f"the authorizer could not tell which tools may be seen: {foreign.told(error)[:300]}",
+            retry_in_s=backoff_s(int(ex.row["hand_backs"])),
+            reason=f"authorizer: {foreign.told(error)}"[:200],
+        ) from error
     return tuple(name for name in names if name in allowed)
 
 
@@ -149,14 +165,21 @@ def _authorize(ex: Execution, planned: Planned) -> Result | None:
     ttl = planned.spec.approval_ttl_s
     authorizer = ex.rt.host.authorizer if ex.rt.host is not None else None
     if authorizer is not None:
-        arguments: Mapping[str, Any] = planned.ready.canonical
+        # A copy: what it does to the arguments must not reach the handler, nor what the approver sees.
+        arguments = copy.deepcopy(planned.ready.canonical)
         try:
-            authorizer.authorize(context(ex, planned), planned.call.name, dict(arguments), planned.granted)
+            authorizer.authorize(context(ex, planned), planned.call.name, arguments, planned.granted)
         except RequiresApproval as escalation:
             needs = True
-            ttl = escalation.ttl.total_seconds() if escalation.ttl is not None else ttl
-        except Exception as error:  # foreign code: any other error of an authorizer is its denial
-            return denied(planned, clean_text(str(error) or type(error).__name__)[0])
+            if escalation.ttl is not None:
+                if not isinstance(escalation.ttl, timedelta) or escalation.ttl <= timedelta(0):
+                    return denied(
+                        planned, "the authorizer asked for an approval with a ttl that is no time to come"
+                    )
+                ttl = min(escalation.ttl, LONGEST_TTL).total_seconds()
+        except BaseException as error:  # noqa: BLE001  foreign code: any other error of an authorizer is its denial
+            foreign.let_through(error)
+            return denied(planned, foreign.words(error) or type(error).__name__)
     if needs and not planned.granted:
         planned.waits_for_approval = True
         planned.approval_ttl_s = ttl

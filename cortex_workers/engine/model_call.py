@@ -7,6 +7,7 @@ Source: decision S6; rulings 15, 42, 59; issue: provider errors are retried in t
 from __future__ import annotations
 
 import inspect
+import math
 import threading
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
@@ -18,7 +19,7 @@ from cortex_workers import probes, telemetry
 from cortex_workers.engine import boundary, storable
 from cortex_workers.engine.execution import Answered, Execution
 from cortex_workers.errors import LeaseLost, ModelFailed, ModelUnavailable, RefusedForNow, RunInterrupted
-from cortex_workers.host import clean_text
+from cortex_workers.host import clean_text, foreign
 from cortex_workers.ports import ModelClient
 from cortex_workers.schemas.ids import TOOL_CALL
 from cortex_workers.schemas.llm import Message, ModelReply, ModelRequest, ToolCall
@@ -74,34 +75,40 @@ def _request(ex: Execution, tools: tuple[str, ...]) -> ModelRequest:
 def _once(ex: Execution, client: ModelClient, request: ModelRequest) -> ModelReply:
     """One try. Foreign exceptions are failures for good: a bug in a client is not cured by repeating it."""
     try:
-        if ex.agent.stream:
-            return _on_loop(ex, _collect, client.stream(request), request)
-        answer = client.complete(request)
-        if inspect.isawaitable(answer):
-            return _on_loop(ex, _await, answer, request)
-        return answer
+        reply = _asked(ex, client, request)
     except (ModelUnavailable, ModelFailed, LeaseLost, RefusedForNow, boundary.HandOff):
         raise
     except TimeoutError as error:
         raise ModelUnavailable(f"the model did not answer within {request.timeout_s:g} s") from error
-    except Exception as error:  # foreign code: whatever a model client raises must end in the row
+    except BaseException as error:  # foreign code: whatever a model client raises must end in the row
+        foreign.let_through(error)
         raise ModelFailed(f"the model client raised {type(error).__name__}") from error
+    if not isinstance(reply, ModelReply):
+        raise ModelFailed(f"the model client answered with a {type(reply).__name__}; it returns a ModelReply")
+    return reply
 
 
-def _on_loop(ex: Execution, function: Any, subject: Any, request: ModelRequest) -> ModelReply:
+def _asked(ex: Execution, client: ModelClient, request: ModelRequest) -> Any:
+    if ex.agent.stream:
+        return _on_loop(ex, _collect, client.stream(request), request)
+    answer = client.complete(request)
+    if inspect.isawaitable(answer):
+        return _on_loop(ex, _await, answer, request)
+    return answer
+
+
+def _on_loop(ex: Execution, function: Any, subject: Any, request: ModelRequest) -> Any:
     try:
-        reply: ModelReply = ex.rt.loops.call(
+        return ex.rt.loops.call(
             "models", function, subject, cancel=ex.held, timeout_s=request.timeout_s, name=request.model
         )
     except RunInterrupted as error:
         # Somebody asked the run to stop here; a model call may be repeated elsewhere, an effect may not.
         raise boundary.HandOff(ex.held.stop_requested or error.message) from error
-    return reply
 
 
-async def _await(answer: Any) -> ModelReply:
-    reply: ModelReply = await answer
-    return reply
+async def _await(answer: Any) -> Any:
+    return await answer
 
 
 async def _collect(stream: AsyncIterator[Any]) -> ModelReply:
@@ -116,14 +123,21 @@ async def _collect(stream: AsyncIterator[Any]) -> ModelReply:
 
 def _pause(ex: Execution, state: RetryCallState) -> float:
     error = state.outcome.exception() if state.outcome is not None else None
-    wanted = getattr(error, "retry_after_s", None)
+    wanted = _seconds(getattr(error, "retry_after_s", None))
     backoff = float(ex.rt.settings.model_backoff_s) * 2.0 ** (state.attempt_number - 1)
-    pause = max(float(wanted), 0.0) if wanted is not None else backoff
+    pause = max(wanted, 0.0) if wanted is not None else backoff
     if pause > ex.rt.settings.model_wait_max_s:
         raise RefusedForNow(
             "the model's provider asks for a long pause", retry_in_s=min(pause, 300.0), reason="provider"
         )
     return pause
+
+
+def _seconds(wanted: Any) -> float | None:
+    """What a provider asks for; None where it is no time."""
+    if isinstance(wanted, bool) or not isinstance(wanted, int | float) or math.isnan(wanted):
+        return None
+    return float(wanted)
 
 
 def _sleep(ex: Execution, seconds: float) -> None:

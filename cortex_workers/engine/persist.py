@@ -16,7 +16,7 @@ from typing import TypeVar
 from cortex_workers import telemetry
 from cortex_workers.engine.execution import Execution
 from cortex_workers.errors import LeaseLost, StoreUnavailable
-from cortex_workers.lease.held import WAIT_S, now
+from cortex_workers.lease.held import WAIT_S, Held, now
 from cortex_workers.schemas.lifecycle import transition
 from cortex_workers.store import runs, transitions
 from cortex_workers.store.transitions import Row
@@ -34,7 +34,7 @@ def write(ex: Execution, work: Callable[[Unit], T], landed: Callable[[Row], T | 
     the write is in, else None.
     Raises: LeaseLost when the term is over, StoreUnavailable when this process gives its runs up first.
     """
-    pause_s, waited, unknown = _FIRST_PAUSE_S, threading.Event(), False
+    pauses, unknown = _Pauses(ex.held), False
     while True:
         sent_at = now()
         try:
@@ -50,9 +50,49 @@ def write(ex: Execution, work: Callable[[Unit], T], landed: Callable[[Row], T | 
             unknown = unknown or bool(error.data.get("unknown"))
             if ex.held.lost:
                 raise
-            telemetry.event("store.retry", "warning", run_id=ex.run_id, unknown=unknown)
-            waited.wait(pause_s)
-            pause_s = min(pause_s * 2, _MOST_PAUSE_S)
+            pauses.wait(unknown)
+
+
+def read(ex: Execution, work: Callable[[Unit], T]) -> T:
+    """Read for a run that is held, past an outage of Postgres.
+
+    Raises: StoreUnavailable when this process gives its runs up first.
+    """
+
+    def once() -> T:
+        with ex.rt.database.read() as unit:
+            return work(unit)
+
+    return patiently(ex.held, once)
+
+
+def patiently(held: Held, work: Callable[[], T]) -> T:
+    """Do something for a run that is held, past an outage of Postgres: given up, the run would lapse for it.
+
+    Raises: StoreUnavailable when this process gives its runs up first, and whatever else ``work`` raises.
+    """
+    pauses = _Pauses(held)
+    while True:
+        try:
+            return work()
+        except StoreUnavailable:
+            if held.lost:
+                raise
+            pauses.wait()
+
+
+class _Pauses:
+    """The growing waits between two tries."""
+
+    def __init__(self, held: Held) -> None:
+        self._run_id = held.term.run_id
+        self._next_s = _FIRST_PAUSE_S
+        self._waited = threading.Event()
+
+    def wait(self, unknown: bool = False) -> None:
+        telemetry.event("store.retry", "warning", run_id=self._run_id, unknown=unknown)
+        self._waited.wait(self._next_s)
+        self._next_s = min(self._next_s * 2, _MOST_PAUSE_S)
 
 
 def _renewed_since(ex: Execution, sent_at: float) -> bool:
@@ -64,8 +104,8 @@ def _renewed_since(ex: Execution, sent_at: float) -> bool:
 
 
 def _look(ex: Execution, landed: Callable[[Row], T | None]) -> T | None:
-    with ex.rt.database.read() as unit:
-        row = runs.get(unit, ex.run_id)
+    # Locked: a commit whose answer was lost may still be on its way, and must be waited for.
+    row = ex.rt.database.run(lambda unit: runs.lock(unit, ex.run_id))
     if row is None:
         raise LeaseLost(run_id=ex.run_id)
     return landed(row)

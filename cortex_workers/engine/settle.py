@@ -36,7 +36,7 @@ def settle(
     ``now`` overrides the wait before a call that did not happen is run again (recorded); said later, it ends that wait.
     Raises: as ``decide``.
     """
-    decision, text = _with_result(rt, deciding.checked_decision(decision))
+    decision, text = _with_result(rt, deciding.checked_decision(decision, rt.settings.input_bytes))
     pause = deciding.load_pause(rt, checkpoint_id, scope)
     recorded = deciding.already(rt, pause, decision)
     if recorded is not None:

@@ -12,12 +12,13 @@ from collections.abc import Sequence
 from enum import Enum
 
 from cortex_workers import probes
-from cortex_workers.engine import boundary, dispatch, gates, suspend, uncertain
+from cortex_workers.engine import boundary, dispatch, gates, persist, suspend, uncertain
 from cortex_workers.engine.batch import Batch, save
 from cortex_workers.engine.execution import Answered, Execution, Planned, Result
 from cortex_workers.errors import LeaseLost
 from cortex_workers.store import checkpoints, transcript
 from cortex_workers.store.transitions import Row
+from cortex_workers.store.unit import Unit
 
 
 class TurnEnd(Enum):
@@ -168,12 +169,14 @@ def _store_outcome(ex: Execution, result: Result, following: Planned | None) -> 
 
 def load_verdicts(ex: Execution, calls: Sequence[Planned]) -> tuple[dict[str, Row], dict[str, Row]]:
     """What was decided on calls that waited, and the calls' rows."""
-    with ex.rt.database.read() as unit:
+
+    def work(unit: Unit) -> tuple[dict[str, Row], dict[str, Row]]:
         rows = {row["call_id"]: row for row in transcript.load_calls(unit, ex.run_id, ex.last_step_index)}
         asked = [
             item.call.id
             for item in calls
             if rows.get(item.call.id, {}).get("state") in ("pending", "started")
         ]
-        verdicts = checkpoints.verdicts(unit, ex.run_id, asked) if asked else {}
-    return verdicts, rows
+        return checkpoints.verdicts(unit, ex.run_id, asked) if asked else {}, rows
+
+    return persist.read(ex, work)

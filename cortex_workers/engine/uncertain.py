@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from cortex_workers.engine import dispatch, gates, suspend
+from cortex_workers.engine import dispatch, gates, persist, suspend
 from cortex_workers.engine.execution import Execution, Planned, Result, as_it_ran
 from cortex_workers.errors import EffectUncertain, RefusedForNow
 from cortex_workers.host import (
@@ -15,10 +15,12 @@ from cortex_workers.host import (
     DidNotHappen,
     Happened,
     LookupAnswer,
+    ResultNotEncodable,
     Unknown,
     clean_text,
     cut_result,
     encode_result,
+    foreign,
 )
 from cortex_workers.store import transcript
 
@@ -43,8 +45,11 @@ def resolve(ex: Execution, item: Planned, *, why: str = "its worker was lost") -
         return Verdict.RUN_AGAIN
     answer = _look_up(ex, item)
     if isinstance(answer, Happened):
-        text = cut_result(clean_text(encode_result(answer.result))[0], ex.rt.settings.result_bytes)
-        return Result(item, "complete", as_it_ran(text, *_amendment(item)))
+        try:
+            text = cut_result(clean_text(encode_result(answer.result))[0], ex.rt.settings.result_bytes)
+            return Result(item, "complete", as_it_ran(text, *_amendment(item)))
+        except ResultNotEncodable:
+            why = f"{why}; its lookup says that it happened, with a result that cannot be stored"
     if isinstance(answer, DidNotHappen) and int(item.row.get("attempt", 1)) <= ex.rt.settings.reclaim_limit:
         wait_s = _still_open_s(ex, item)
         if wait_s <= 0:
@@ -78,8 +83,10 @@ def settle_after_s(ex: Execution, item: Planned) -> float:
 
 
 def _still_open_s(ex: Execution, item: Planned) -> float:
-    with ex.rt.database.read() as unit:
-        return transcript.seconds_until_settled(unit, ex.run_id, item.call.id, settle_after_s(ex, item))
+    after_s = settle_after_s(ex, item)
+    return persist.read(
+        ex, lambda unit: transcript.seconds_until_settled(unit, ex.run_id, item.call.id, after_s)
+    )
 
 
 def _look_up(ex: Execution, item: Planned) -> LookupAnswer:
@@ -104,5 +111,6 @@ def _look_up(ex: Execution, item: Planned) -> LookupAnswer:
         return tool.lookup_call(ready, ctx)
     except BadArguments:
         return Unknown()
-    except Exception:  # foreign code: a lookup that fails cannot tell, so a person is asked
+    except BaseException as error:  # noqa: BLE001  foreign code: a lookup that fails cannot tell, so a person is asked
+        foreign.let_through(error)
         return Unknown()

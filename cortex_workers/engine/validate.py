@@ -23,6 +23,7 @@ from cortex_workers.schemas.scope import Scope, ScopeError
 
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 METADATA_BYTES = 65_536
+MAX_DEPTH = 100
 
 
 def checked_scope(text: str | None) -> Scope:
@@ -89,20 +90,22 @@ def checked_object(what: str, value: Any) -> str:
         raise InvalidArgument(f"{what} must be a JSON object: {error}") from None
 
 
-def checked_json(value: Any, what: str) -> None:
+def checked_json(value: Any, what: str, depth: int = 0) -> None:
     """A JSON value without text that Postgres cannot store, at any depth, keys included.
 
-    Raises: UnstorableText, InvalidArgument for a key that is no text.
+    Raises: UnstorableText, InvalidArgument for a key that is no text, or a value nested too deep.
     """
+    if depth > MAX_DEPTH:
+        raise InvalidArgument(f"{what} is nested deeper than {MAX_DEPTH} levels, or holds itself")
     if isinstance(value, str):
         checked_text(what, value)
     elif isinstance(value, dict):
         for key, item in value.items():
             checked_text(f"a key of {what}", key)
-            checked_json(item, what)
+            checked_json(item, what, depth + 1)
     elif isinstance(value, list | tuple):
         for item in value:
-            checked_json(item, what)
+            checked_json(item, what, depth + 1)
 
 
 def checked_label(what: str, text: str | None, most: int = 200) -> None:

@@ -3,6 +3,7 @@
 A host module builds one ``Host``; workers load it from ``CORTEX_HOST=module:attribute``.
 """
 
+from cortex_workers.host import foreign
 from cortex_workers.host.arguments import BadArguments, ParsedArguments
 from cortex_workers.host.codec import JsonPrincipalCodec
 from cortex_workers.host.context import ToolContext
@@ -26,5 +27,6 @@ __all__ = [
     "clean_text",
     "cut_result",
     "encode_result",
+    "foreign",
     "load_host",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import re
 import types
 import typing
@@ -67,6 +68,7 @@ class Signature:
             ) from None
         if not isinstance(given, dict):
             raise BadArguments(f"Bad arguments for {tool}: a JSON object is needed, not {_json_kind(given)}.")
+        _refuse_endless(tool, given)
         try:
             parsed = self.model.model_validate_json(text)
             canonical = parsed.model_dump(mode="json", by_alias=True)
@@ -74,6 +76,7 @@ class Signature:
             raise BadArguments(_problems(tool, error)) from None
         except PydanticSerializationError as error:
             raise BadArguments(f"Bad arguments for {tool}: {str(error)[:MAX_REASON]}.") from error
+        _refuse_endless(tool, canonical)
         values = {
             name: getattr(parsed, field)
             for field, name in zip(self.model.model_fields, self.names, strict=True)
@@ -210,6 +213,19 @@ def _model(tool: str, fields: dict[str, Any]) -> type[BaseModel]:
                 f"tool {tool!r}: the default of parameter {field.alias!r} does not fit its type, or is no JSON"
             ) from error
     return create_model(tool, __config__=config, **fields)
+
+
+def _refuse_endless(tool: str, value: Any) -> None:
+    """No number of a call is infinite: ``1e999`` is read as one, and JSON, which the approver reads, has none."""
+    waiting = [value]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, float) and not math.isfinite(item):
+            raise BadArguments(f"Bad arguments for {tool}: a number is too large.")
+        if isinstance(item, dict):
+            waiting.extend(item.values())
+        elif isinstance(item, list | tuple):
+            waiting.extend(item)
 
 
 def _json_kind(value: Any) -> str:

@@ -47,15 +47,19 @@ def encode_result(value: Any) -> str:
     enums (their value).
     Raises: ResultNotEncodable for anything else, naming the place.
     """
-    if isinstance(value, str) and not isinstance(value, Enum):
-        return str(value)
     try:
+        if isinstance(value, str) and not isinstance(value, Enum):
+            return str(value)
         plain = _plain(value, "$", 0)
         return json.dumps(plain, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     except ResultNotEncodable:
         raise
     except (TypeError, ValueError) as error:
         raise ResultNotEncodable(f"the tool ran, but its result is no JSON: {error}") from error
+    except Exception as error:  # foreign code: fields, serializers and __str__ of what a tool returned
+        raise ResultNotEncodable(
+            f"the tool ran, but its result cannot be read: it raised {type(error).__name__}"
+        ) from error
 
 
 def clean_text(text: str) -> tuple[str, bool]:

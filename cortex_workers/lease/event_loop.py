@@ -33,11 +33,20 @@ class Job(Generic[T]):
         self._make = make
         self._on_late = on_late
         self._scope: anyio.CancelScope | None = None
+        self._entry = threading.Lock()
+        self._entered = False
+
+    def turned_away(self) -> bool:
+        """Whether an abandoned call was never entered; then it never will be. From any thread."""
+        with self._entry:
+            return self.outcome.abandoned and not self._entered
 
     async def run(self) -> None:
         """Run it on the loop; whatever happens inside, the loop lives on."""
-        if self.outcome.abandoned:
-            return
+        with self._entry:
+            if self.outcome.abandoned:
+                return
+            self._entered = True
         self._scope = anyio.CancelScope()
         try:
             with self._scope as scope:

@@ -52,7 +52,8 @@ class Loops:
         """Run a coroutine function on a loop and block this thread until its end.
 
         A call that passes the timeout, or whose run is lost or asked to stop, is cancelled and not waited for; what it
-        returns or raises nevertheless goes to ``on_late``, in a thread of its own.
+        returns or raises nevertheless goes to ``on_late``, in a thread of its own. ``entered=False`` in the data of a
+        ToolTimeout tells that it was never begun, and never will be.
         Raises: what the function raised; LeaseLost, RunInterrupted (``cancel``); past the timeout ToolTimeout from
         the loop of tools, TimeoutError from that of models.
         """
@@ -66,7 +67,7 @@ class Loops:
             return job.outcome.take(timeout_s)
         except Overdue:
             loop.cancel(job)
-            raise _overdue(which, job.name, timeout_s) from None
+            raise _overdue(which, job, timeout_s) from None
         except GivenUp:
             raise _stopped(cancel) from None
         finally:
@@ -105,9 +106,13 @@ class Loops:
                     )
 
 
-def _overdue(which: Which, name: str, timeout_s: float | None) -> Exception:
-    text = f"{name} did not return within {timeout_s:g} s"
-    return ToolTimeout(text) if which == "tools" else TimeoutError(text)
+def _overdue(which: Which, job: Job[Any], timeout_s: float | None) -> Exception:
+    if which == "models":
+        return TimeoutError(f"{job.name} did not return within {timeout_s:g} s")
+    if job.turned_away():
+        text = f"{job.name} was not begun within {timeout_s:g} s: another call blocks the event loop"
+        return ToolTimeout(text, entered=False)
+    return ToolTimeout(f"{job.name} did not return within {timeout_s:g} s")
 
 
 def _stopped(held: Held | None) -> Exception:

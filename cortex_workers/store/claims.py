@@ -48,6 +48,8 @@ def claimable() -> ColumnElement[bool]:
         runs.c.wait_reason.is_(None),
         runs.c.not_before <= clock.now(),
         runs.c.min_reader <= READER_VERSION,
+        # What nobody began in time is cancelled by the next sweep, and begun by nobody until then.
+        or_(runs.c.start_by.is_(None), runs.c.queue_class != "start", runs.c.start_by > clock.now()),
     )
 
 

@@ -25,6 +25,10 @@ T = TypeVar("T")
 _LOST = (OperationalError, InterfaceError)
 _NO_SUCH_SCHEMA = ("42P01", "42703", "3F000")
 """A table, column or schema that this code needs is not there."""
+_READ_ONLY = "25006"
+"""The server takes no writes: a standby that a switch-over has left behind, or a primary that is full."""
+_GAVE_UP = ("55P03", "57014", "40P01", "40001")
+"""The server is there, and a statement was ended: by the lock or statement timeout, a deadlock, a conflict."""
 _Selector: Callable[[], selectors.BaseSelector] = getattr(selectors, "PollSelector", selectors.SelectSelector)
 """Poll needs no descriptor of its own and knows no highest number of one."""
 
@@ -32,6 +36,12 @@ _Selector: Callable[[], selectors.BaseSelector] = getattr(selectors, "PollSelect
 def first_line(error: Exception) -> str:
     """What the driver says, in one line; it names hosts and roles, never passwords."""
     return (str(getattr(error, "orig", error)).strip().splitlines() or ["no reason given"])[0]
+
+
+def _what_failed(state: str | None) -> str:
+    if state == _READ_ONLY:
+        return "Postgres takes no writes now"
+    return "Postgres ended a statement" if state in _GAVE_UP else "Postgres is not available"
 
 
 def sqlalchemy_url(url: str) -> str:
@@ -113,7 +123,7 @@ def _has_something_to_say(connection: Any) -> bool:
 class Database:
     """The database of one process: a pool for work and a small one for renewals and drain.
 
-    ``transactions`` counts commits, so that tests can hold the formula of ruling 2 against it.
+    ``transactions`` counts commits of the pool for work, so that tests can hold the formula of ruling 2 against it.
     """
 
     def __init__(self, settings: Settings, publish: Publish, hooks: TransitionHooks = ()) -> None:
@@ -149,7 +159,7 @@ class Database:
             unit = Unit(connection, self._hooks)
             yield unit
             _commit(connection)
-        self.transactions += 1
+        self._count(lease)
         self._release(unit)
 
     @contextmanager
@@ -186,9 +196,14 @@ class Database:
                     raise _StaleConnection() from error
                 raise
             _commit(connection)
-        self.transactions += 1
+        self._count(lease)
         self._release(unit)
         return value
+
+    def _count(self, lease: bool) -> None:
+        if not lease:
+            with self._lock:
+                self.transactions += 1
 
     def _release(self, unit: Unit) -> None:
         for notification in unit.notifications:
@@ -202,9 +217,13 @@ class Database:
         except PoolTimeout as error:
             raise StoreUnavailable("no database connection became free in time") from error
         except DBAPIError as error:
-            if error.connection_invalidated or isinstance(error, _LOST):
-                raise StoreUnavailable(f"Postgres is not available: {first_line(error)}") from error
-            if getattr(error.orig, "sqlstate", None) in _NO_SUCH_SCHEMA:
+            state = getattr(error.orig, "sqlstate", None)
+            if state == _READ_ONLY:
+                # The next connections may lead to the server that has taken over.
+                self._engine(lease).dispose()
+            if error.connection_invalidated or isinstance(error, _LOST) or state == _READ_ONLY:
+                raise StoreUnavailable(f"{_what_failed(state)}: {first_line(error)}") from error
+            if state in _NO_SUCH_SCHEMA:
                 raise SchemaBehind() from None
             raise
 

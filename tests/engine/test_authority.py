@@ -205,19 +205,6 @@ def test_what_an_authorizer_does_to_the_arguments_does_not_reach_the_tool(world:
     assert world.effects[0].arguments == {"lines": ["a"]}
 
 
-def test_an_authorizer_whose_visible_fails_shows_nothing_and_fails_the_run(
-    world: World, guard: Guard, client: Client
-) -> None:
-    def broken(ctx: ToolContext, tools: Sequence[str]) -> Sequence[str]:
-        raise ConnectionError("no answer")
-
-    guard.visible = broken  # type: ignore[method-assign]
-    run = world.worker().work(client.enqueue("support", "Go").id)
-    assert run["state"] == "failed"
-    assert "ConnectionError" in run["error_text"]
-    assert world.model.requests == []
-
-
 # --- Principals ------------------------------------------------------------------------------------------------------
 
 

@@ -70,9 +70,9 @@ def test_a_cancelled_run_is_let_go_after_one_look(world: World) -> None:
 
 # Commits of a worker on the way: 1 and 5 are claims, which write nothing that could be lost.
 @pytest.mark.parametrize("nth", [2, 3, 4, 6, 7, 8])
-@pytest.mark.parametrize("committed", [True, False])
+@pytest.mark.parametrize("committed", ["before", "never", "later"])
 def test_a_commit_whose_answer_is_lost_is_settled_by_reading_the_row(
-    world: World, nth: int, committed: bool
+    world: World, nth: int, committed: str
 ) -> None:
     """Bug case C51."""
     worker, run_id = begin(world)
@@ -83,7 +83,12 @@ def test_a_commit_whose_answer_is_lost_is_settled_by_reading_the_row(
         if next(count) != nth:
             return
         real = connection.connection.driver_connection
-        if committed:
+        if committed == "later":
+            # The server goes on with what it was sent, whoever has left; the row is locked until then.
+            real.pgconn.send_query(b"select pg_sleep(0.4); commit")
+            real.close()
+            return
+        if committed == "before":
             real.commit()
             real.execute("select 1")
         world.sql("select pg_terminate_backend(:pid, 5000)", pid=real.info.backend_pid)

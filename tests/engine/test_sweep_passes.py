@@ -56,7 +56,7 @@ def test_a_run_nobody_started_in_time_is_cancelled(one: Sweeper) -> None:
 
 
 def test_a_run_that_has_begun_is_never_too_late_to_start(one: Sweeper) -> None:
-    run = factory.a_run(one.database, start_by=one.clock.at)
+    run = factory.a_run(one.database, start_by=one.clock.at + timedelta(seconds=1))
     begun = factory.a_reclaimable_run(
         one.database, run=factory.a_running_run(one.database, run=run), handed_off=True
     )
