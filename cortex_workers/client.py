@@ -24,7 +24,7 @@ from cortex_workers.engine import decide as deciding
 from cortex_workers.engine import enqueue as enqueueing
 from cortex_workers.engine import settle as settling
 from cortex_workers.engine.runtime import Runtime
-from cortex_workers.engine.validate import checked_id, checked_label, checked_scope
+from cortex_workers.engine.validate import checked_delay, checked_id, checked_label, checked_scope
 from cortex_workers.errors import (
     CheckpointNotFound,
     InvalidArgument,
@@ -39,7 +39,7 @@ from cortex_workers.ports import PrincipalCodec
 from cortex_workers.schemas.checkpoint import Checkpoint, Decision, SettleOutcome
 from cortex_workers.schemas.ids import CHECKPOINT, RUN, SESSION
 from cortex_workers.schemas.lifecycle import RunState
-from cortex_workers.schemas.run import LATEST_START_S, Enqueued, EnqueueRun, Run, RunOverrides
+from cortex_workers.schemas.run import Enqueued, EnqueueRun, Run, RunOverrides
 from cortex_workers.settings import Settings, load_settings
 from cortex_workers.store import checkpoints, migrate, runs, sessions
 
@@ -131,7 +131,7 @@ class Client:
             overrides=overrides,
             metadata=metadata,
             workload=workload,
-            start_by_s=_seconds("start_by", start_by),
+            start_by_s=checked_delay("start_by", start_by),
         )
         return self.enqueue_many([request], principal=principal)[0]
 
@@ -481,16 +481,6 @@ def _decision(**values: Any) -> Decision:
     if amended is not None and not isinstance(amended, dict):
         raise InvalidDecision("amended arguments must be a JSON object")
     return Decision.model_construct(None, **values)
-
-
-def _seconds(what: str, value: timedelta | None) -> float | None:
-    if value is None:
-        return None
-    if not isinstance(value, timedelta):
-        raise InvalidArgument(f"{what} is a timedelta from now, not {type(value).__name__}")
-    if not timedelta(0) < value <= timedelta(seconds=LATEST_START_S):
-        raise InvalidArgument(f"{what} must be more than zero and at most {LATEST_START_S // 86_400} days")
-    return value.total_seconds()
 
 
 def _limit(limit: int) -> int:

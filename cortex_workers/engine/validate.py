@@ -6,6 +6,7 @@ Source: decisions R16, R17; runs.md 2.2; ruling 35.
 from __future__ import annotations
 
 import re
+from datetime import timedelta
 from typing import Any
 
 from cortex_workers.errors import (
@@ -18,7 +19,7 @@ from cortex_workers.errors import (
 )
 from cortex_workers.schemas.base import canonical_json
 from cortex_workers.schemas.ids import PREFIXES, SESSION, is_id
-from cortex_workers.schemas.run import RunOverrides
+from cortex_workers.schemas.run import LATEST_START_S, RunOverrides
 from cortex_workers.schemas.scope import Scope, ScopeError
 
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
@@ -118,6 +119,20 @@ def checked_label(what: str, text: str | None, most: int = 200) -> None:
     checked_text(what, text)
     if not 1 <= len(text) <= most:
         raise InvalidArgument(f"{what} has 1 to {most} characters")
+
+
+def checked_delay(what: str, value: timedelta | None) -> float | None:
+    """A time from now, in seconds.
+
+    Raises: InvalidArgument unless it is to come, and within what the database reckons with.
+    """
+    if value is None:
+        return None
+    if not isinstance(value, timedelta):
+        raise InvalidArgument(f"{what} is a timedelta from now, not {type(value).__name__}")
+    if not timedelta(0) < value <= timedelta(seconds=LATEST_START_S):
+        raise InvalidArgument(f"{what} must be more than zero and at most {LATEST_START_S // 86_400} days")
+    return value.total_seconds()
 
 
 def checked_overrides(overrides: RunOverrides | None) -> None:
