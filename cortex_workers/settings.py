@@ -117,9 +117,7 @@ class Settings(BaseSettings):
     slots: int = Field(
         default=200, ge=1, le=5000, description="Runs a worker process executes at once (threads)."
     )
-    pool: str = Field(
-        default="main", pattern=f"^{POOL}$", description="The set of workers it belongs to."
-    )
+    pool: str = Field(default="main", pattern=f"^{POOL}$", description="The set of workers it belongs to.")
     queue_prefix: str = Field(
         default="cw", pattern=r"^[a-z0-9_-]{1,20}$", description="Prefix of the queue names."
     )

@@ -105,7 +105,7 @@ def approve(
         done = client.decide(
             checkpoint_id, approved=True, reason=reason, decided_by=by, amended_arguments=amended
         )
-    _tell(done, as_json)
+        _tell(done, as_json)
 
 
 @app.command(
@@ -128,7 +128,7 @@ def reject(
     """
     with here.client(scope, announces=True) as client:
         done = client.decide(checkpoint_id, approved=False, reason=reason, decided_by=by)
-    _tell(done, as_json)
+        _tell(done, as_json)
 
 
 @app.command(
@@ -171,7 +171,7 @@ def settle(
         raise typer.BadParameter("--now belongs to --did-not-happen")
     with here.client(scope, announces=True) as client:
         done = client.settle(checkpoint_id, outcome, result=value, reason=reason, decided_by=by, now=now)
-    _tell(done, as_json)
+        _tell(done, as_json)
 
 
 def _outcome(happened: bool, did_not_happen: bool, stop: bool) -> str:

@@ -81,7 +81,7 @@ def enqueue(
             from cortex_workers.cli import follow
 
             return follow.to_the_end(client, made.id, timeout, as_json=as_json)
-    _tell(made, as_json)
+        _tell(made, as_json)
     return None
 
 

@@ -9,8 +9,11 @@ import typer
 from cortex_workers.cli import here
 from cortex_workers.cli.options import AsJson, Reason
 from cortex_workers.cli.report import DONE, REFUSED, command, console, examples, note, print_json
+from cortex_workers.settings import PREFIX
 
 if TYPE_CHECKING:
+    from cortex_workers.client import Client
+    from cortex_workers.schemas.outcomes import Swept
     from cortex_workers.settings import Settings
 
 workers = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Worker processes: list, drain.")
@@ -84,23 +87,49 @@ def sweep(
 ) -> None:
     """Sweep now, from here.
 
-    Whatever beat does: free runs of dead workers, expire pauses, repeat lost hints. Prints the rows moved per pass.
+    Whatever beat does: free runs of dead workers, expire pauses, repeat lost hints (the one thing for which it needs
+    the broker). Prints the rows moved per pass.
     """
     from cortex_workers.sweep import frame
-    from cortex_workers.tasks.depth import BrokerDepth
 
     unknown = sorted(set(passes or ()) - set(frame.NAMES))
     if unknown:
         raise typer.BadParameter(f"no such pass: {', '.join(unknown)}; there are {', '.join(frame.NAMES)}")
-    with here.client(announces=True) as client:
-        depth = BrokerDepth(client.settings)
-        client.runtime.depth = depth
-        try:
-            swept = frame.sweep(client.runtime, passes, by="operator", force=True)
-        finally:
-            depth.close()
+    with here.client(announces=True, needs_broker="hints" in (passes or ())) as client:
+        wanted = _possible(client, passes)
+        swept = _swept(client, wanted)
+        left = [name for name in wanted if name not in swept.done]
+        _tell_swept(swept, wanted, left, as_json)
+
+
+def _possible(client: Client, passes: list[str] | None) -> list[str]:
+    """The passes to do; without a broker none that hints, and somebody who did not name it is told."""
+    from cortex_workers.sweep import frame
+
     wanted = [name for name in frame.NAMES if not passes or name in passes]
-    left = [name for name in wanted if name not in swept.done]
+    if client.settings.broker_url is not None:
+        return wanted
+    note(f"{PREFIX}BROKER_URL is not set: no hints are repeated, workers find what is freed by themselves")
+    return [name for name in wanted if name != "hints"]
+
+
+def _swept(client: Client, wanted: list[str]) -> Swept:
+    from cortex_workers.sweep import frame
+    from cortex_workers.tasks.depth import BrokerDepth
+
+    if client.settings.broker_url is None:
+        return frame.sweep(client.runtime, wanted, by="operator", force=True)
+    depth = BrokerDepth(client.settings)
+    client.runtime.depth = depth
+    try:
+        return frame.sweep(client.runtime, wanted, by="operator", force=True)
+    finally:
+        depth.close()
+
+
+def _tell_swept(swept: Swept, wanted: list[str], left: list[str], as_json: bool) -> None:
+    from cortex_workers.sweep.frame import SETTLE_S
+
     if as_json:
         print_json({**swept.model_dump(), "left": left})
         return
@@ -108,7 +137,8 @@ def sweep(
         print(f"{name:<12} {swept.done[name]}" if name in swept.done else f"{name:<12} left")
     if left:
         note(
-            "left: another sweep is at it, or leases are left alone once after a time without sweeps; sweep again"
+            "left: another sweep is at it, or after a time without sweeps leases are left alone for "
+            f"{SETTLE_S:g} s, so that workers that live renew first; sweep again"
         )
 
 

@@ -17,12 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cortex_workers.cli.report import note
-from cortex_workers.settings import Settings, load_settings
+from cortex_workers.settings import Settings, load_settings, mask_url
 
 if TYPE_CHECKING:
     from cortex_workers.client import Client
+    from cortex_workers.tasks.publish import CeleryPublisher
 
 _FILE = "up.json"
+_BLINK_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,20 +94,40 @@ def actor(given: Settings) -> str:
 
 
 @contextmanager
-def client(scope: str | None = None, *, announces: bool = False) -> Iterator[Client]:
-    """A client of the fleet for one command; ``announces`` when it tells workers something.
+def client(
+    scope: str | None = None, *, announces: bool = False, needs_broker: bool = True
+) -> Iterator[Client]:
+    """A client of the fleet for one command; ``announces`` when it tells workers something, by hints at its end.
 
     Raises: InvalidSettings naming the variable that is not set.
     """
     found = settings()
     found.require_database()
-    if announces:
+    if announces and needs_broker:
         found.require_broker()
     quiet(found)
     from cortex_workers.client import Client
 
-    with Client(found, scope=scope, actor=actor(found), hints=announces) as made:
+    with Client(found, scope=scope, actor=actor(found), hints=False) as made:
+        if not announces or found.broker_url is None:
+            yield made
+            return
+        from cortex_workers.tasks.publish import attach
+
+        publisher = attach(made.runtime)
         yield made
+        _send_hints(publisher, mask_url(found.broker_url.get_secret_value()))
+
+
+def _send_hints(publisher: CeleryPublisher, broker: str) -> None:
+    """Wait for the hints of what was stored, and say so where it takes longer than a blink."""
+    from cortex_workers.tasks.publish import FLUSH_S
+
+    if publisher.flush(_BLINK_S):
+        return
+    note(f"stored; waiting {FLUSH_S:g} s at most for the broker at {broker} to take the hint")
+    if not publisher.flush_finally(FLUSH_S - _BLINK_S):
+        note("it did not: workers learn of it by the next sweep, some seconds later")
 
 
 def quiet(given: Settings) -> None:

@@ -121,6 +121,10 @@ def cancel(run_id: RunId, scope: Scope = None, reason: Reason = None, as_json: A
             if found.state is not RunState.CANCELLED:
                 raise
             done, before = Cancelled(run=found), True
+        _tell_cancelled(done, before, as_json)
+
+
+def _tell_cancelled(done: Cancelled, before: bool, as_json: bool) -> None:
     if as_json:
         print_json(
             {
@@ -132,7 +136,7 @@ def cancel(run_id: RunId, scope: Scope = None, reason: Reason = None, as_json: A
             }
         )
         return
-    print(f"{run_id} cancelled" + (" before" if before else ""))
+    print(f"{done.run.id} cancelled" + (" before" if before else ""))
     _tell_who_stops(done)
 
 

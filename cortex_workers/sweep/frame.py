@@ -116,10 +116,10 @@ def _is_due(rt: Runtime, each: Pass, found: Look, force: bool) -> bool:
 
 
 def _take_and_do(rt: Runtime, each: Pass, by: str, force: bool) -> PassRun | None:
-    """One pass from its conditional update to its end; None when somebody else has it, or it waits once (ruling 29)."""
+    """One pass from its conditional update to its end; None when somebody else has it, or leases settle (ruling 29)."""
     with rt.database.read() as unit:
         taken = sweeps.take(unit, each.name, rt.worker_id, _every_s(rt, each, force), _patience_s(rt))
-    if taken is None or _waits_once(rt, taken):
+    if taken is None or _lets_leases_settle(rt, taken):
         return None
     run = PassRun(rt, each.name, taken.cursor)
     began = time.monotonic()
@@ -136,8 +136,8 @@ def _take_and_do(rt: Runtime, each: Pass, by: str, force: bool) -> PassRun | Non
     return run
 
 
-def _waits_once(rt: Runtime, taken: Taken) -> bool:
-    """After a time in which nobody swept, leases are left alone once, so that those who live renew theirs first.
+def _lets_leases_settle(rt: Runtime, taken: Taken) -> bool:
+    """After a time in which nobody swept, leases are left alone for a moment, so that the living renew theirs first.
 
     The pass is given back as if never begun; a mark in its row says since when it waits.
     """

@@ -26,6 +26,8 @@ class Outbox(Generic[T]):
 
     def __init__(self, limit: int, why: str) -> None:
         self.pid = os.getpid()
+        self.given_up = False
+        """Whether somebody waited long enough for the rest to be sent."""
         self._limit = limit
         self._why = why
         self._items: deque[T] = deque()

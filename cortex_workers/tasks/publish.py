@@ -78,9 +78,18 @@ class CeleryPublisher:
             return True
         return not self._link.resting_s and outbox.drained(min(timeout_s, FLUSH_S))
 
+    def flush_finally(self, timeout_s: float = FLUSH_S) -> bool:
+        """Flush at the end, once: whoever ends later in this process does not wait for the same hints again."""
+        outbox = self._existing()
+        if outbox is None:
+            return True
+        sent = self.flush(0 if outbox.given_up else timeout_s)
+        outbox.given_up = not sent
+        return sent
+
     def close(self, timeout_s: float = FLUSH_S) -> None:
         """Flush and end the sender."""
-        self.flush(timeout_s)
+        self.flush_finally(timeout_s)
         outbox = self._existing()
         if outbox is not None:
             outbox.close()
@@ -190,12 +199,9 @@ def attach(rt: Runtime) -> CeleryPublisher:
 
     publisher = CeleryPublisher(rt.settings, target)
 
-    def flush(timeout_s: float) -> None:
-        publisher.flush(timeout_s)
-
     rt.hooks.subscribe(publisher)
     rt.nudge = publisher
-    rt.flush = flush
+    rt.flush = publisher.flush_finally
     rt.closers.append(publisher.close)
     return publisher
 
@@ -212,7 +218,7 @@ def _flush_at_exit(publisher: CeleryPublisher) -> None:
     def flush() -> None:
         alive = reference()
         if alive is not None:
-            alive.flush()
+            alive.flush_finally()
 
     atexit.register(flush)
     weakref.finalize(publisher, atexit.unregister, flush)

@@ -1,6 +1,7 @@
 """`sweep`, `workers`, `doctor` and `migrate`, and what help costs."""
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -29,6 +30,16 @@ def test_a_sweep_by_hand_does_what_is_due_at_once(cw: Commands, database: Databa
     paused = factory.a_paused_run(database, ttl_s=0.0)
     assert cw("sweep", "--pass", "expiries", "--json").json["done"] == {"expiries": 1}
     assert factory.now(database, paused["id"])["state"] == "failed"
+
+
+def test_a_sweep_without_a_broker_does_all_but_hints_and_says_so(cw: Commands, database: Database) -> None:
+    run = factory.a_running_run(database, ttl_s=0.0)
+    said = cw("sweep", CORTEX_BROKER_URL="")
+    assert said.code == 0 and "CORTEX_BROKER_URL is not set" in said.err
+    assert said.out.split()[:2] == ["lapses", "1"] and "hints" not in said.out
+    assert factory.now(database, run["id"])["state"] == "reclaimable"
+    asked_for = cw("sweep", "--pass", "hints", "--json", CORTEX_BROKER_URL="")
+    assert (asked_for.code, asked_for.json["error"]) == (1, "invalid_settings")
 
 
 def test_an_unknown_pass_is_wrong_usage(cw: Commands) -> None:
@@ -181,6 +192,20 @@ def test_what_tells_workers_something_needs_the_broker_too(cw: Commands) -> None
     said = cw("enqueue", "a", "b", CORTEX_BROKER_URL="")
     assert said.code == 1 and "CORTEX_BROKER_URL is not set" in said.err
     assert cw("runs", "list", CORTEX_BROKER_URL="").code == 0
+
+
+def test_a_broker_that_is_away_is_told_and_waited_for_once_after_the_result(
+    cw: Commands, database: Database
+) -> None:
+    factory.an_agent(database)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        said = cw(
+            "enqueue", "support", "hi", "--json", CORTEX_BROKER_URL=f"redis://me:secret@127.0.0.1:{port}/0"
+        )
+    assert said.code == 0 and factory.now(database, said.json["id"])["state"] == "ready"
+    assert said.err.count("waiting 2 s at most for the broker at redis://me:***@127.0.0.1") == 1
+    assert "workers learn of it by the next sweep" in said.err
 
 
 def test_a_database_that_is_away_is_worth_another_try(cw: Commands) -> None:

@@ -108,6 +108,23 @@ def test_a_frozen_broker_delays_nobody(own_broker: ValkeyNode, publisher: Make, 
         own_broker.thaw()
 
 
+def test_whoever_ends_after_a_wait_in_vain_does_not_wait_again(
+    own_broker: ValkeyNode, publisher: Make, ready: Ready
+) -> None:
+    publish = publisher(own_broker.url)
+    publish(ready())
+    assert publish.flush()
+    own_broker.freeze()
+    try:
+        publish(ready())
+        assert not publish.flush_finally(0.1)
+        began = time.monotonic()
+        publish.close()
+        assert time.monotonic() - began < AT_ONCE_S
+    finally:
+        own_broker.thaw()
+
+
 def test_a_broker_that_is_away_is_left_alone_after_one_failure(
     own_broker: ValkeyNode, publisher: Make, ready: Ready
 ) -> None:
