@@ -39,6 +39,7 @@ EVENTS: dict[str, str] = {
     "lease.renewed": "the leases of this process were renewed",
     "lease.unconfirmed": "a lease was not confirmed; boundaries wait when trust ends",
     "lease.lost": "a lease belongs to somebody else now",
+    "worker.registered": "this process is in the fleet's table with the agents it serves",
     "worker.started": "this worker is ready",
     "worker.draining": "this worker takes no new work and hands off what it runs",
     "worker.stopped": "this worker has ended",

@@ -136,7 +136,7 @@ def start(rt: Runtime, queues: Iterable[str] = ()) -> None:
     rt.database.run(register)
     rt.registered = True
     rt.keeper.start()
-    telemetry.event("worker.started", worker_id=rt.worker_id, agents=[item.name for item in definitions])
+    telemetry.event("worker.registered", worker_id=rt.worker_id, agents=[item.name for item in definitions])
 
 
 def stop(rt: Runtime, ended_as: str = "stopped") -> None:

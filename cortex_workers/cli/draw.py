@@ -29,6 +29,7 @@ _STATES = {
 _MARKS = {"start": "bold", "good": "green", "bad": "red", "warn": "yellow", "wait": "magenta", "plain": ""}
 _CHECKS = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 _ARGUMENT_CHARS = 60
+_MOMENT_S = 0.001
 _COMMAND = "cortex-workers "
 
 
@@ -258,10 +259,16 @@ def _next(hint: str) -> RenderableType:
 
 
 def _facts(run: Run) -> Text:
-    took = span((run.completed_at or run.state_since) - run.created_at)
+    took_s = ((run.completed_at or run.state_since) - run.created_at).total_seconds()
     facts = [f"enqueued {run.created_at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"]
-    facts.append(f"ended {took} later" if run.is_terminal else f"{run.state} since {took} later")
-    facts += [many(run.step_count, "step"), f"held by workers for {span(run.leased_time_s)}"]
+    if run.is_terminal:
+        facts.append(f"ended {span(max(took_s, 0.0))} later")
+    else:
+        # A state that it has had from the start began with it; clocks of one moment may differ by less than that.
+        facts.append(f"{run.state} since " + (f"{span(took_s)} later" if took_s >= _MOMENT_S else "then"))
+    facts.append(many(run.step_count, "step"))
+    if run.leased_time_s > 0:
+        facts.append(f"held by workers for {span(run.leased_time_s)}")
     facts.append(f"{run.usage.input_tokens} tokens in, {run.usage.output_tokens} out")
     if run.reclaim_total:
         facts.append(f"reclaimed {run.reclaim_total}×")

@@ -1,14 +1,15 @@
 """A run's traces told in order: what happened, when, by whom, and what it was about.
 
 Each list of rows gives its own entries; the ordinals of the run put them in order, which is the order of the commits. A
-call stands where its result came in, or where the term began that has left it open.
+call stands where its result came in, behind the end of the run that ended it, or where the term began that has left it
+open.
 Source: rulings 8, 48, 58.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -36,7 +37,8 @@ class Entry(Document):
 def entries(traces: Traces, most: int | None = 200) -> list[Entry]:
     """The story of a run; contents are cut to ``most`` characters (None: whole)."""
     found = [*_events(traces, most), *_steps(traces, most), *_calls(traces, most), *_superseded(traces)]
-    return sorted(found, key=lambda entry: (entry.ordinal, entry.at))
+    # What came of an event stands behind it, whatever their clocks say.
+    return sorted(found, key=lambda entry: (entry.ordinal, entry.kind != "event", entry.at))
 
 
 # --- What moved the run -----------------------------------------------------------------------------------------------
@@ -243,7 +245,7 @@ def _calls(traces: Traces, most: int | None) -> Iterator[Entry]:
         result = results.get(row["result_seq"])
         yield Entry(
             at=row["finished_at"] or row["started_at"] or row["created_at"],
-            ordinal=row["result_seq"] or max(row["seq"], terms.get(row["term_revision"], 0)),
+            ordinal=row["result_seq"] or _open_at(row, traces, terms),
             kind="call",
             what=f"call {row['tool']}({cut(arguments, most)}) {_state_of(row)}",
             mark=_CALL_MARKS.get(row["state"], "plain"),
@@ -256,6 +258,14 @@ def _calls(traces: Traces, most: int | None) -> Iterator[Entry]:
                 "finished_at": iso(row["finished_at"]) if row["finished_at"] else None,
             },
         )
+
+
+def _open_at(row: Row, traces: Traces, terms: Mapping[int, int]) -> int:
+    """Where a call stands that has no result: behind what ended it with the run, or where its term began."""
+    began = max(row["seq"], terms.get(row["term_revision"], 0))
+    if row["finished_at"] is None or not traces.events:
+        return int(began)
+    return int(max(began, traces.events[-1]["run_seq"]))
 
 
 _CALL_MARKS = {"completed": "good", "failed": "warn", "denied": "warn", "unknown": "bad", "started": "bad"}
@@ -281,6 +291,9 @@ def _of_call(row: Row, traces: Traces, result: str | None, most: int | None) -> 
     if row["executed_args"] is not None:
         proposed = cut(traces.arguments.get(row["call_id"], "{}"), most)
         yield f"amended by {row['amended_by'] or 'unknown'}; the model had asked for {proposed}"
+    for attempt in range(1, row["attempt"]):
+        asked = _asked_about(row["call_id"], attempt, traces)
+        yield f"attempt {attempt} left no outcome" + (f"; {asked} asked what became of it" if asked else "")
     if row["error"]:
         yield f"error: {cut(row['error'], most)}"
     if result is not None and not row["error"]:
@@ -290,6 +303,18 @@ def _of_call(row: Row, traces: Traces, result: str | None, most: int | None) -> 
     if row["late_result"] is not None:
         late = row["late_result"] or "never entered"
         yield f"late word of its old worker at {clock_time(row['late_at'])}: {cut(late, most)} (evidence only)"
+
+
+def _asked_about(call_id: str, attempt: int, traces: Traces) -> str | None:
+    """The question about one attempt of a call, where somebody was asked."""
+    pauses = {
+        pause["id"] for pause in traces.pauses if call_id in [each["call_id"] for each in pause["pending"]]
+    }
+    for question in traces.questions:
+        about = question["kind"] == "uncertain_effect" and question["suspension_id"] in pauses
+        if about and (question["metadata"] or {}).get("attempt") == attempt:
+            return str(question["id"])
+    return None
 
 
 # --- What people were asked -------------------------------------------------------------------------------------------

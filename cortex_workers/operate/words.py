@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 def span(seconds: float | timedelta) -> str:
     """A length of time in at most two units: 0.4 s, 12 s, 3 min 5 s, 2 h 10 min, 3 d 4 h."""
     value = seconds.total_seconds() if isinstance(seconds, timedelta) else float(seconds)
-    sign, value = ("-", -value) if value < 0 else ("", value)
+    sign, value = ("-", -value) if value < -0.0005 else ("", abs(value))
     if value < 0.9995:
         return f"{sign}{value * 1000:.0f} ms"
     if value < 9.95:

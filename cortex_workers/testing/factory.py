@@ -406,6 +406,10 @@ def _ask(
         "step_index": step,
         "kind": CheckpointKind.UNCERTAIN_EFFECT if uncertain else CheckpointKind.TOOL_APPROVAL,
         "reason": "outcome unknown of: refund" if uncertain else "approval required for: refund",
-        "metadata": {"suspension_id": suspension_id, "tools": ["refund"]},
+        "metadata": {
+            "suspension_id": suspension_id,
+            "tools": ["refund"],
+            **({"why": "its worker was lost", "attempt": 1} if uncertain else {}),
+        },
     }
     checkpoints.open_(unit, checkpoint, int(moved["revision"]))

@@ -286,7 +286,7 @@ class WorkerProcess(FleetProcess):
 
         Raises: FleetError for the parent of a prefork worker, whose children have one each.
         """
-        for line in self.events("worker.started"):
+        for line in self.events("worker.registered"):
             if line.get("worker_id"):
                 return str(line["worker_id"])
         raise FleetError(f"{self.name} named no worker id: {self.logs()}")

@@ -71,6 +71,42 @@ def test_a_run_that_lost_its_worker_in_a_call_is_told_with_what_came_too_late(
     assert f"cortex-workers checkpoints settle {asked} --happened" in _next(cw, run)
 
 
+@pytest.mark.parametrize("words", [("checkpoints", "reject"), ("runs", "cancel")])
+def test_a_call_that_ended_with_its_run_stands_behind_the_end(
+    cw: Commands, database: Database, words: tuple[str, str]
+) -> None:
+    run = factory.a_paused_run(database)
+    cw(*words, factory.checkpoint_of(database, run) if words[0] == "checkpoints" else run["id"])
+    kinds = [line.split(" ")[0].rstrip(":") for line in _story(cw, run)]
+    assert kinds == [
+        "enqueued",
+        "claimed",
+        "step",
+        "paused",
+        {"reject": "rejected"}.get(words[1], "cancelled"),
+        "call",
+    ]
+
+
+def test_an_earlier_attempt_of_a_call_is_told_with_the_question_about_it(
+    cw: Commands, database: Database
+) -> None:
+    run = factory.an_uncertain_run(database)
+    asked = factory.checkpoint_of(database, run)
+    assert cw("checkpoints", "settle", asked, "--did-not-happen", "--now").code == 0
+    held = factory.a_running_run(database, run=factory.now(database, run["id"]), owner="host-2:78:b")
+    calls = _calls(database, run)
+    database.run(lambda unit: transcript.record_start(unit, factory.term_of(held), calls))
+    shown = cw("runs", "show", run["id"], COLUMNS="200").out
+    assert "started, attempt 2, no outcome yet" in shown
+    assert f"attempt 1 left no outcome; {asked} asked what became of it" in shown
+
+
+def test_a_run_that_only_waits_is_not_told_in_nothings(cw: Commands, database: Database) -> None:
+    head = cw("runs", "show", factory.a_run(database)["id"]).out.splitlines()[2]
+    assert "ready since then, 0 steps, 0 tokens in" in head and " ms" not in head
+
+
 def _calls(database: Database, run: Row) -> list[Row]:
     with database.read() as unit:
         return transcript.load_calls(unit, run["id"])
@@ -163,7 +199,8 @@ def test_a_run_for_a_newer_version_says_so(cw: Commands, database: Database) -> 
 @pytest.mark.parametrize(
     ("seconds", "said"),
     [
-        (0.0, "0 ms"), (0.0004, "0 ms"), (0.25, "250 ms"), (0.9996, "1.0 s"), (1.25, "1.2 s"), (9.94, "9.9 s"),
+        (0.0, "0 ms"), (0.0004, "0 ms"), (-0.0004, "0 ms"),
+        (0.25, "250 ms"), (0.9996, "1.0 s"), (1.25, "1.2 s"), (9.94, "9.9 s"),
         (9.96, "10 s"), (59.4, "59 s"), (59.6, "1 min"), (61, "1 min 1 s"), (3600, "1 h"), (3660, "1 h 1 min"),
         (90_000, "1 d 1 h"), (86_400, "1 d"), (-5, "-5.0 s"),
     ],
