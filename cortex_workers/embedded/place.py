@@ -18,11 +18,12 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from cortex_workers.embedded import wheels
+from cortex_workers.embedded import identity, wheels
 from cortex_workers.embedded.errors import DataUnusable, EmbeddedError
 
 _ROOT_HOME = Path("/var/tmp/cortex-workers-root")
 _ROOT_ACCOUNT = "nobody"
+_NOTE = ".folder"
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,8 @@ def prepare(folder: Path) -> Place:
     entry = _account()
     home = _own_folder(_own_folder(_ROOT_HOME) / "data")
     data = home / f"{_path_digest(folder)}-{_key_of(folder)}"
-    _forget_former_data(home, folder, keep=data)
+    _note_of(data).write_text(str(folder.resolve()))
+    _forget_data_of_gone_folders(home)
     data.mkdir(mode=0o700, exist_ok=True)
     place = Place(folder, data, (entry.pw_uid, entry.pw_gid))
     place.hand_over(data)
@@ -98,7 +100,7 @@ def valkey_program(place: Place) -> Path:
 
 def remove(place: Place) -> None:
     """Delete all data and logs of the servers, which must be stopped."""
-    shutil.rmtree(place.data, ignore_errors=True)
+    _forget(place.data)
     shutil.rmtree(place.folder, ignore_errors=True)
 
 
@@ -124,10 +126,37 @@ def _path_digest(folder: Path) -> str:
     return hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]
 
 
-def _forget_former_data(home: Path, folder: Path, keep: Path) -> None:
-    for former in home.glob(f"{_path_digest(folder)}-*"):
-        if former != keep:
-            shutil.rmtree(former, ignore_errors=True)
+def _note_of(data: Path) -> Path:
+    """The file beside root's data that says whose folder it belongs to; only root can write there."""
+    return data.with_name(f"{data.name}{_NOTE}")
+
+
+def _forget_data_of_gone_folders(home: Path) -> None:
+    """Delete what folders have left that are gone, or were made anew since; never under a server at work."""
+    for note in home.glob(f"*{_NOTE}"):
+        data = note.with_suffix("")
+        if not _belongs_to_somebody(note, data) and not _at_work_in(data):
+            _forget(data)
+
+
+def _belongs_to_somebody(note: Path, data: Path) -> bool:
+    try:
+        folder = Path(note.read_text())
+        return data.name.endswith(f"-{(folder / 'key').read_text().strip()}")
+    except OSError:
+        return False
+
+
+def _at_work_in(data: Path) -> bool:
+    return any(
+        identity.servers_at_work_in(data / name, program)
+        for name, program in (("postgres", "postgres"), ("valkey", "valkey-server"))
+    )
+
+
+def _forget(data: Path) -> None:
+    shutil.rmtree(data, ignore_errors=True)
+    _note_of(data).unlink(missing_ok=True)
 
 
 def _own_folder(path: Path) -> Path:

@@ -102,6 +102,8 @@ class EmbeddedServers:
             self._own_the_folder()
         place = places.prepare(self._folder)
         self._stop_nodes()
+        for node in self._nodes(place):
+            node.clear_leftovers()  # of a killed owner
         places.remove(place)  # the owner's file goes with the rest
         self._owned = False
 

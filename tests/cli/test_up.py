@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from cortex_workers.embedded import EmbeddedServers
 from cortex_workers.embedded.ports import is_free
 from tests.waiting import wait_until
 
@@ -103,6 +104,8 @@ def up(tmp_path: Path) -> Iterator[Up]:
     yield made
     if made.process is not None and made.process.poll() is None:
         made.end()
+    if (tmp_path / ".cortex").is_dir():
+        EmbeddedServers(tmp_path / ".cortex").remove_data()
 
 
 def _is_gone(process: psutil.Process) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
+from cortex_workers.embedded import EmbeddedServers
 from cortex_workers.embedded.ports import is_free
 from cortex_workers.schemas.ids import CHECKPOINT, RUN
 from cortex_workers.tasks import flowerconfig
@@ -170,3 +171,4 @@ def test_a_laptop_without_a_key_answers_the_producer(tmp_path: Path, monkeypatch
             exported = dict(re.findall(r"│ export (CORTEX_\w+)=(\S+)$", log.read_text(), re.M))
             assert sorted(exported) == ["CORTEX_BROKER_URL", "CORTEX_DATABASE_URL"], log.read_text()
             _the_producer(Terminal({**environment, **exported}))
+        EmbeddedServers(tmp_path / ".cortex").remove_data()

@@ -101,6 +101,33 @@ def test_roots_servers_run_as_nobody_and_open_no_folder_of_roots(tmp_path: Path)
 
 
 @as_root
+def test_data_of_roots_servers_goes_when_its_folder_has_gone(tmp_path: Path) -> None:
+    gone, used, mine = (
+        EmbeddedServers(tmp_path / name / ".cortex", postgres=False, durable=False) for name in "abc"
+    )
+    with gone:
+        left = gone.valkey.data.parent
+    shutil.rmtree(tmp_path / "a")
+    try:
+        with used:
+            in_use = used.valkey.data.parent
+            shutil.rmtree(tmp_path / "b")
+            with mine:
+                assert not left.exists()
+                assert in_use.exists(), "a server still works there"
+                kept = mine.valkey.data.parent
+            (tmp_path / "b" / ".cortex").mkdir(parents=True)
+        with used:
+            assert not in_use.exists(), "another folder of the same name has begun anew"
+            assert kept.exists(), "its folder is there"
+    finally:
+        used.remove_data()
+        mine.remove_data()
+    assert not kept.exists()
+    assert not [note for note in kept.parent.glob("*.folder") if str(tmp_path) in note.read_text()]
+
+
+@as_root
 def test_programs_of_root_cannot_be_changed_by_anybody_else(tmp_path: Path) -> None:
     servers = EmbeddedServers(tmp_path / ".cortex", postgres=False, durable=False)
     try:

@@ -23,6 +23,7 @@ from cortex_workers.cli.demo.feed import Fact
 from cortex_workers.cli.demo.fleet import Member
 from cortex_workers.cli.demo.teller import Prose
 from cortex_workers.cli.demo.world import Line, World
+from cortex_workers.embedded import EmbeddedServers
 from cortex_workers.host import ToolContext
 from cortex_workers.schemas.run import Run
 from tests.waiting import wait_until
@@ -115,6 +116,8 @@ def demos(folder: Path) -> Iterator[Start]:
             each.process.kill()
         for left in each.processes():
             left.kill()
+    if (folder / "data/demo/servers").is_dir():
+        EmbeddedServers(folder / "data/demo/servers").remove_data()
 
 
 @pytest.fixture
