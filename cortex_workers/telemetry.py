@@ -36,6 +36,7 @@ EVENTS: dict[str, str] = {
     "hint.failed": "a hint was not sent; the sweeper repeats it",
     "hint.dropped": "a hint was dropped on purpose",
     "hook.failed": "a subscriber of a notification failed",
+    "agent.unreadable": "a stored version of an agent cannot be read; no worker serves it",
     "lease.renewed": "the leases of this process were renewed",
     "lease.unconfirmed": "a lease was not confirmed; boundaries wait when trust ends",
     "lease.lost": "a lease belongs to somebody else now",

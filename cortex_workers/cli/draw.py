@@ -49,6 +49,8 @@ def runs(found: Sequence[Run], now: datetime) -> RenderableType:
 
 
 def _note(run: Run, now: datetime) -> Text:
+    if run.unreadable:
+        return _unreadable(run.unreadable)
     if run.error_code and run.error_code != run.state:
         return Text(run.error_code, style="red" if run.state != "cancelled" else "yellow")
     if run.state == "paused":
@@ -60,6 +62,10 @@ def _note(run: Run, now: datetime) -> Text:
     if run.not_before > now:
         return Text(f"waits {span(run.not_before - now)}")
     return Text(f"reclaimed {run.reclaim_total}×" if run.reclaim_total and not run.is_terminal else "")
+
+
+def _unreadable(what: Sequence[str]) -> Text:
+    return Text(f"cannot be read: {', '.join(what)}", style="red")
 
 
 def _worker(owner: str | None) -> str:
@@ -94,7 +100,8 @@ def _asks(each: Checkpoint) -> Text:
         text.append("\n" if index else "")
         text.append(call.tool, style="bold")
         text.append(f"({cut(call.arguments, _ARGUMENT_CHARS)})", style="dim")
-    return text if each.pending else Text(each.reason)
+    text = text if each.pending else Text(each.reason)
+    return text.append("\n").append_text(_unreadable(each.unreadable)) if each.unreadable else text
 
 
 def _until(each: Checkpoint, now: datetime) -> str:
@@ -110,6 +117,8 @@ def checkpoint(each: Checkpoint, known: Sequence[Mapping[str, Any]], now: dateti
     """One question with everything that helps to answer it."""
     head = _head(each.id, each.state, [f"agent {each.agent}", f"scope {each.scope}", f"run {each.run_id}"])
     lines: list[RenderableType] = [head, Text(each.reason)]
+    if each.unreadable:
+        lines.append(_unreadable(each.unreadable))
     if each.state == "pending":
         until = "no deadline" if each.expires_at is None else f"until {moment(each.expires_at, now)}"
         lines.append(Text(f"asked {span(now - each.created_at)} ago, {until}"))
@@ -240,7 +249,8 @@ def timeline(found: Timeline) -> RenderableType:
         since = f"+{span(max((entry.at - before).total_seconds(), 0.0))}" if before is not None else ""
         table.add_row(f"{entry.at.astimezone(UTC):%H:%M:%S.%f}"[:-3], since, _entry(entry))
         before = max(entry.at, before or entry.at)
-    return Group(head, _facts(run), Text(""), table, Text(""), _next(found.next))
+    gone = [Text(f"missing  {', '.join(found.missing)}", style="red")] if found.missing else []
+    return Group(head, _facts(run), *gone, Text(""), table, Text(""), _next(found.next))
 
 
 def _entry(entry: Entry) -> RenderableType:

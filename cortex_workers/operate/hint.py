@@ -109,7 +109,7 @@ def _paused(traces: Traces) -> str:
     pause = next((row for row in traces.pauses if row["id"] == run["suspension_id"]), None)
     question = next((row for row in traces.questions if row["suspension_id"] == run["suspension_id"]), None)
     if pause is None or question is None:
-        return "paused; its question is missing"
+        return f"paused; its question is missing: nobody can answer; cortex-workers runs cancel {run['id']}"
     if question["kind"] == "uncertain_effect":
         return f"waits for somebody to say what became of {_tools(pause)}; {settle_help(question)}"
     decide = f"cortex-workers checkpoints approve {question['id']} (or reject)"

@@ -21,12 +21,16 @@ from cortex_workers.store import overview, runs, transcript
 
 
 class Timeline(Document):
-    """A run's story. ``next`` says what happens next, or what is waited for; ``now`` is the database's time."""
+    """A run's story. ``next`` says what happens next, or what is waited for; ``now`` is the database's time.
+
+    ``missing`` names what somebody deleted or broke by hand.
+    """
 
     run: Run
     now: datetime
     next: str
     entries: tuple[Entry, ...]
+    missing: tuple[str, ...] = ()
 
 
 def timeline(rt: Runtime, run_id: str, scope: str, most: int | None = 200) -> Timeline:
@@ -40,8 +44,13 @@ def timeline(rt: Runtime, run_id: str, scope: str, most: int | None = 200) -> Ti
         if traces is None:
             raise RunNotFound(f"there is no run {run_id} in this scope")
         hint = next_step_hint(unit, traces)
+    run = runs.to_run(traces.run)
     return Timeline(
-        run=runs.to_run(traces.run), now=traces.now, next=hint, entries=tuple(entries(traces, most))
+        run=run,
+        now=traces.now,
+        next=hint,
+        entries=tuple(entries(traces, most)),
+        missing=(*traces.missing, *run.unreadable),
     )
 
 

@@ -22,7 +22,7 @@ def why_unserved(unit: Unit, pool: str, agent: str, digest: str) -> str:
     if not brought:
         return f"no live worker of pool {pool} has an agent named {agent}"
     if wanted is None:
-        return f"version {short(digest)} of agent {agent} is gone"
+        return f"version {short(digest)} of agent {agent} is gone or cannot be read"
     missing = missing_tools(wanted, brought)
     if missing:
         return f"live workers of pool {pool} lack what version {short(digest)} of {agent} uses: {', '.join(missing)}"

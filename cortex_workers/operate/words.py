@@ -47,5 +47,5 @@ def iso(at: datetime) -> str:
 
 def cut(text: str, most: int | None) -> str:
     """A text on one line, not longer than ``most`` characters (None: as long as it is)."""
-    flat = " ".join(text.split())
+    flat = " ".join(str(text).split())
     return flat if most is None or len(flat) <= most else flat[: most - 1] + "…"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 
 class Model(BaseModel):
@@ -19,6 +20,34 @@ class Document(BaseModel):
     """A frozen value read back from a row; unknown fields of a newer writer are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class RowDocument(Document):
+    """A document for people to look at. A row that somebody broke by hand is shown as far as it can be read.
+
+    ``unreadable`` names the fields that hold something else than they should; they have their defaults, or what is
+    there where they have none.
+    """
+
+    unreadable: tuple[str, ...] = ()
+
+
+D = TypeVar("D", bound=RowDocument)
+
+
+def read_row(kind: type[D], row: Mapping[str, Any]) -> D:
+    """What a row says; it never fails, since one broken row must not hide the others of a list."""
+    values = {name: row[name] for name in kind.model_fields if name in row}
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        broken = {str(item["loc"][0]) for item in error.errors(include_url=False) if item["loc"]}
+    named = (*values.get("unreadable", ()), *sorted(broken))
+    kept = {name: value for name, value in values.items() if name not in broken}
+    try:
+        return kind.model_validate({**kept, "unreadable": named})
+    except ValidationError:
+        return cast(D, kind.model_construct(**{**values, "unreadable": named}))
 
 
 def canonical_json(value: Any) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import Field
 
-from cortex_workers.schemas.base import Document
+from cortex_workers.schemas.base import Document, RowDocument
 from cortex_workers.schemas.lifecycle import CheckpointState
 from cortex_workers.schemas.suspension import PendingCall
 
@@ -51,7 +51,7 @@ class Decision(Document):
         return all(getattr(self, name) == getattr(other, name) for name in fields)
 
 
-class Checkpoint(Document):
+class Checkpoint(RowDocument):
     """One question to a person. Readers never see the decider's principal: it is not part of this type."""
 
     id: str

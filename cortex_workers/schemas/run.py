@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import Field
 
-from cortex_workers.schemas.base import Document, Model
+from cortex_workers.schemas.base import Document, Model, RowDocument
 from cortex_workers.schemas.lifecycle import TERMINAL_RUN_STATES, Instruction, RunState
 from cortex_workers.schemas.llm import Usage
 
@@ -45,7 +45,7 @@ class EnqueueRun(Model):
     start_by_s: float | None = Field(default=None, gt=0, le=LATEST_START_S)
 
 
-class Run(Document):
+class Run(RowDocument):
     """A run's row. Times are the database's, in UTC; ``leased_time_s`` counts only while a worker held it."""
 
     id: str

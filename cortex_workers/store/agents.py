@@ -13,6 +13,8 @@ from typing import Any
 from sqlalchemy import Interval, func, literal, select, update
 from sqlalchemy.dialects.postgresql import distinct_on, insert
 
+from cortex_workers import telemetry
+from cortex_workers.errors import AgentNotFound
 from cortex_workers.schemas.agent import AgentDefinition
 from cortex_workers.store import clock, tables
 from cortex_workers.store.unit import Unit
@@ -73,7 +75,8 @@ def recompute_current(
     if names is not None:
         newest = newest.where(versions.c.name.in_(list(names)))
     for row in unit.all(newest):
-        pool = (pools or {}).get(row.digest) or row.definition.get("pool") or "main"
+        defined = row.definition if isinstance(row.definition, dict) else {}
+        pool = (pools or {}).get(row.digest) or defined.get("pool") or "main"
         unit.execute(
             update(agents)
             .where(
@@ -84,7 +87,10 @@ def recompute_current(
 
 
 def current(unit: Unit, name: str) -> CurrentAgent | None:
-    """The current version of a name, or None when no worker ever registered it."""
+    """The current version of a name, or None when no worker ever registered it.
+
+    Raises: AgentNotFound when somebody broke the row of that version.
+    """
     row = unit.one(
         select(agents.c.name, agents.c.current_digest, agents.c.pool, versions.c.definition)
         .join(versions, versions.c.digest == agents.c.current_digest)
@@ -92,9 +98,13 @@ def current(unit: Unit, name: str) -> CurrentAgent | None:
     )
     if row is None:
         return None
-    return CurrentAgent(
-        row.name, row.current_digest, row.pool, AgentDefinition.model_validate(row.definition)
-    )
+    try:
+        found = AgentDefinition.model_validate(row.definition)
+    except ValueError:
+        raise AgentNotFound(
+            f"the current version of agent {name!r}, {row.current_digest}, cannot be read"
+        ) from None
+    return CurrentAgent(row.name, row.current_digest, row.pool, found)
 
 
 def names(unit: Unit) -> list[str]:
@@ -110,16 +120,28 @@ def definition(unit: Unit, digest: str) -> AgentDefinition | None:
 
 def all_versions(unit: Unit) -> list[tuple[str, AgentDefinition]]:
     """Every version, for a worker that works out what it serves."""
-    rows = unit.all(select(versions.c.digest, versions.c.definition).order_by(versions.c.published_at))
-    return [(row.digest, AgentDefinition.model_validate(row.definition)) for row in rows]
+    return readable(
+        unit.all(select(versions.c.digest, versions.c.definition).order_by(versions.c.published_at))
+    )
 
 
-def unknown_digests(unit: Unit, known: Iterable[str]) -> list[Any]:
+def unknown_versions(unit: Unit, known: Iterable[str]) -> list[tuple[str, AgentDefinition]]:
     """Versions that a worker has not looked at yet."""
-    return list(
+    return readable(
         unit.all(
             select(versions.c.digest, versions.c.definition).where(
                 versions.c.digest.not_in(list(known) or [""])
             )
         )
     )
+
+
+def readable(rows: Iterable[Any]) -> list[tuple[str, AgentDefinition]]:
+    """The versions among rows of ``digest`` and ``definition`` that can be read; one broken row keeps nobody else."""
+    found = []
+    for row in rows:
+        try:
+            found.append((row.digest, AgentDefinition.model_validate(row.definition)))
+        except ValueError:
+            telemetry.event("agent.unreadable", "warning", digest=row.digest)
+    return found

@@ -11,6 +11,7 @@ from typing import Any
 
 from sqlalchemy import func, insert, select, update
 
+from cortex_workers.schemas.base import read_row
 from cortex_workers.schemas.checkpoint import Checkpoint
 from cortex_workers.schemas.notifications import CheckpointCreated, CheckpointResolved
 from cortex_workers.store import clock, suspensions, tables, transitions
@@ -143,11 +144,14 @@ def page(
 def to_checkpoint(unit: Unit, row: Row) -> Checkpoint:
     """The public type of a row, its pause's deadline and calls included, its decider's principal left out."""
     calls: list[Row] = []
-    expires = None
+    expires, broken = None, []
     if row["suspension_id"] is not None:
         calls = suspensions.pending(unit, row["suspension_id"])
         pause = suspensions.get(unit, row["suspension_id"])
         expires = pause["expires_at"] if pause is not None else None
-    values = {name: row[name] for name in Checkpoint.model_fields if name in row}
+        broken = ["suspension"] if pause is None else []
+    broken += [what for call in calls for what in suspensions.unreadable(call)]
     pending = tuple(suspensions.to_pending(call) for call in calls)
-    return Checkpoint.model_validate({**values, "expires_at": expires, "pending": pending})
+    return read_row(
+        Checkpoint, {**row, "expires_at": expires, "pending": pending, "unreadable": tuple(broken)}
+    )

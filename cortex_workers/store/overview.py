@@ -6,7 +6,7 @@ Source: rulings 8, 16, 53, 58; celery.md 23.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -15,7 +15,8 @@ from sqlalchemy import ColumnElement, Interval, and_, func, literal, or_, select
 
 from cortex_workers.schemas.agent import AgentDefinition
 from cortex_workers.schemas.lifecycle import TERMINAL_RUN_STATES
-from cortex_workers.store import agents, clock, runs, suspensions, tables, transcript
+from cortex_workers.schemas.llm import Usage
+from cortex_workers.store import agents, clock, runs, sessions, suspensions, tables, transcript
 from cortex_workers.store.claims import claimable
 from cortex_workers.store.transitions import Row
 from cortex_workers.store.unit import Unit
@@ -27,7 +28,10 @@ _WAITING = ("ready", "reclaimable")
 
 @dataclass(frozen=True, slots=True)
 class Traces:
-    """Everything that is stored of one run, each list in its own order, and the database's time."""
+    """Everything that is stored of one run, each list in its own order, and the database's time.
+
+    ``missing`` names what somebody deleted or broke by hand; in its place stands nothing.
+    """
 
     now: datetime
     run: Row
@@ -39,6 +43,7 @@ class Traces:
     messages: Sequence[transcript.StoredMessage]
     pauses: Sequence[Row]
     questions: Sequence[Row]
+    missing: tuple[str, ...]
 
 
 def traces(unit: Unit, run_id: str, scope: str) -> Traces | None:
@@ -46,21 +51,66 @@ def traces(unit: Unit, run_id: str, scope: str) -> Traces | None:
     run = runs.get_scoped(unit, run_id, scope)
     if run is None:
         return None
-    calls = transcript.load_calls(unit, run_id)
+    calls, spec = transcript.load_calls(unit, run_id), runs.spec(unit, run_id)
+    events = _of_run(
+        unit, tables.events, run_id, tables.events.c.run_seq, tables.events.c.run_seq.is_not(None)
+    )
+    steps, pauses = transcript.load_steps(unit, run_id), _pauses(unit, run_id)
+    questions = _of_run(unit, tables.checkpoints, run_id, tables.checkpoints.c.id)
+    messages, unread = transcript.readable_messages(unit, run_id)
+    missing = [
+        *([] if spec is not None else ["input and overrides"]),
+        *([] if sessions.get(unit, run["session_id"]) is not None else [f"session {run['session_id']}"]),
+        *_gone_pauses(run, pauses, questions),
+        *(f"message {seq}" for seq in unread),
+        *_emptied(events, "data", _is_object, "event ", "run_seq"),
+        *_emptied(steps, "usage", _is_usage, "step ", "step_index"),
+        *_emptied(questions, "decision", _is_object, "", "id"),
+        *_emptied(questions, "metadata", _is_object, "", "id"),
+        *(what for pause in pauses for call in pause["pending"] for what in suspensions.unreadable(call)),
+    ]
     return Traces(
         now=now(unit),
         run=run,
-        spec=runs.spec(unit, run_id) or {},
-        events=_of_run(
-            unit, tables.events, run_id, tables.events.c.run_seq, tables.events.c.run_seq.is_not(None)
-        ),
-        steps=transcript.load_steps(unit, run_id),
+        spec=spec or {},
+        events=events,
+        steps=steps,
         calls=calls,
         arguments=transcript.arguments_of(unit, run_id, calls),
-        messages=transcript.load_messages(unit, run_id),
-        pauses=_pauses(unit, run_id),
-        questions=_of_run(unit, tables.checkpoints, run_id, tables.checkpoints.c.id),
+        messages=messages,
+        pauses=pauses,
+        questions=questions,
+        missing=tuple(missing),
     )
+
+
+def _gone_pauses(run: Row, pauses: Sequence[Row], questions: Sequence[Row]) -> list[str]:
+    """Pauses that the run or a question of it names and that are not there, and a pause that nobody is asked about."""
+    there, asked = {row["id"] for row in pauses}, {row["suspension_id"] for row in questions}
+    named = {row["suspension_id"] for row in [run, *questions]} - {None}
+    found = [f"suspension {name}" for name in sorted(named - there)]
+    if run["state"] == "paused" and run["suspension_id"] not in asked:
+        found.append("the question of its pause")
+    return found
+
+
+def _is_object(value: Any) -> bool:
+    return isinstance(value, dict | None)
+
+
+def _is_usage(value: Any) -> bool:
+    try:
+        return bool(Usage.model_validate(value))
+    except ValueError:
+        return False
+
+
+def _emptied(rows: list[Row], column: str, good: Callable[[Any], bool], name: str, by: str) -> list[str]:
+    """Put nothing where somebody put what does not belong there, and say where that was."""
+    broken = [(index, row) for index, row in enumerate(rows) if not good(row[column])]
+    for index, row in broken:
+        rows[index] = {**row, column: None}
+    return [f"{column} of {name}{row[by]}" for _, row in broken]
 
 
 def _of_run(unit: Unit, table: Any, run_id: str, order: Any, *conditions: ColumnElement[bool]) -> list[Row]:
@@ -123,10 +173,10 @@ def versions_brought(unit: Unit, pool: str, name: str) -> list[AgentDefinition]:
         .where(live(), _WORKER.c.slots > 0, _WORKER.c.pool == pool)
         .subquery()
     )
-    statement = select(_VERSION.c.definition).where(
+    statement = select(_VERSION.c.digest, _VERSION.c.definition).where(
         _VERSION.c.name == name, _VERSION.c.digest.in_(select(brought.c.digest))
     )
-    return [AgentDefinition.model_validate(row.definition) for row in unit.all(statement)]
+    return [definition for _, definition in agents.readable(unit.all(statement))]
 
 
 # --- The fleet in numbers ---------------------------------------------------------------------------------------------
@@ -233,5 +283,8 @@ def uncertain_across_scopes(unit: Unit, limit: int = 5) -> Row:
 
 
 def definition(unit: Unit, digest: str) -> AgentDefinition | None:
-    """One frozen version of an agent."""
-    return agents.definition(unit, digest)
+    """One frozen version of an agent; None where it is gone or cannot be read."""
+    try:
+        return agents.definition(unit, digest)
+    except ValueError:
+        return None

@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import Select, func, literal, select, tuple_
 from sqlalchemy.dialects.postgresql import insert
 
-from cortex_workers.schemas.llm import Usage
+from cortex_workers.schemas.base import read_row
 from cortex_workers.schemas.run import Run
 from cortex_workers.store import clock, tables, transitions
 from cortex_workers.store.scopes import first_within
@@ -142,7 +142,4 @@ def page(
 
 def to_run(row: Row) -> Run:
     """The public type of a row."""
-    values = {name: row[name] for name in Run.model_fields if name in row}
-    values["usage"] = Usage.model_validate(row["usage"] or {})
-    values["leased_time_s"] = row["leased_time"]
-    return Run.model_validate(values)
+    return read_row(Run, {**row, "usage": row["usage"] or {}, "leased_time_s": row["leased_time"]})

@@ -70,7 +70,10 @@ def pending(unit: Unit, suspension_id: str) -> list[Row]:
     if not rows:
         return []
     arguments = transcript.arguments_of(unit, rows[0]["run_id"], rows)
-    return [{**row, "arguments": arguments.get(row["call_id"], "{}")} for row in rows]
+    return [
+        {**row, "arguments": arguments.get(row["call_id"], "{}"), "asked_for": row["call_id"] in arguments}
+        for row in rows
+    ]
 
 
 def answer_all(unit: Unit, suspension_id: str, by: str, door: str) -> None:
@@ -88,11 +91,19 @@ def to_pending(row: Row) -> PendingCall:
         call_id=row["call_id"],
         tool=row["tool"],
         arguments=row["arguments"],
-        runs_with=row["payload"],
+        runs_with=row["payload"] if isinstance(row["payload"], dict) else None,
         late_result=row["late_result"],
         kind=row["kind"],
         ordinal=row["ordinal"],
     )
+
+
+def unreadable(row: Row) -> list[str]:
+    """What somebody broke of a pending call; it is shown empty."""
+    found = [] if row["asked_for"] else [f"arguments of {row['call_id']}"]
+    if not isinstance(row["payload"], dict | None):
+        found.append(f"what {row['call_id']} runs with")
+    return found
 
 
 def to_suspension(row: Row, calls: Sequence[Row]) -> Suspension:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +29,9 @@ runs, messages, steps, tool_calls, specs = (
     tables.tool_calls,
     tables.run_specs,
 )
+
+UNREADABLE = (ValueError, TypeError)
+"""What reading a document raises that somebody broke by hand; errors of JSON and of pydantic are kinds of these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,16 +95,19 @@ def message_row(seq: int, step_index: int, message: Message, marked: bool = Fals
 
 def to_message(row: Row) -> Message:
     """A stored message, as the engine and the model know it."""
-    calls = tuple(ToolCall.model_validate(item) for item in json.loads(row["tool_calls"] or "[]"))
     return Message(
         role=row["role"],
         content=row["content"],
-        tool_calls=calls,
+        tool_calls=_calls_of(row["tool_calls"]),
         tool_call_id=row["tool_call_id"],
         tool_name=row["tool_name"],
         is_error=row["is_error"],
         raw=json.loads(row["raw"]) if row["raw"] is not None else None,
     )
+
+
+def _calls_of(text: str | None) -> tuple[ToolCall, ...]:
+    return tuple(ToolCall.model_validate(item) for item in json.loads(text or "[]"))
 
 
 def add_step(unit: Unit, row: Mapping[str, Any]) -> None:
@@ -119,10 +126,27 @@ def set_system_prompt(unit: Unit, run_id: str, prompt: str) -> None:
 
 def load_messages(unit: Unit, run_id: str) -> list[StoredMessage]:
     """A run's own messages in order."""
-    rows = unit.execute(
-        select(messages).where(messages.c.run_id == run_id).order_by(messages.c.seq)
-    ).mappings()
-    return [StoredMessage(row["seq"], row["step_index"], to_message(dict(row))) for row in rows]
+    return [_stored(row) for row in _message_rows(unit, run_id)]
+
+
+def readable_messages(unit: Unit, run_id: str) -> tuple[list[StoredMessage], list[int]]:
+    """The same for somebody who looks: the messages that can be read, and the ordinals of those that cannot."""
+    found, broken = [], []
+    for row in _message_rows(unit, run_id):
+        try:
+            found.append(_stored(row))
+        except UNREADABLE:
+            broken.append(int(row["seq"]))
+    return found, broken
+
+
+def _message_rows(unit: Unit, run_id: str) -> list[Row]:
+    statement = select(messages).where(messages.c.run_id == run_id).order_by(messages.c.seq)
+    return [dict(row) for row in unit.execute(statement).mappings()]
+
+
+def _stored(row: Row) -> StoredMessage:
+    return StoredMessage(row["seq"], row["step_index"], to_message(row))
 
 
 def load_calls(unit: Unit, run_id: str, step_index: int | None = None) -> list[Row]:
@@ -141,14 +165,21 @@ def load_steps(unit: Unit, run_id: str) -> list[Row]:
 
 
 def arguments_of(unit: Unit, run_id: str, calls: Sequence[Row]) -> dict[str, str]:
-    """The model's own argument text of calls, by call id; it stands in the message that asked for them."""
+    """The model's own argument text of calls, by call id; it stands in the message that asked for them.
+
+    Calls of a message that cannot be read are left out.
+    """
     seqs = sorted({row["message_seq"] for row in calls if row["message_seq"] is not None})
     if not seqs:
         return {}
     rows = unit.all(
         select(messages.c.tool_calls).where(messages.c.run_id == run_id, messages.c.seq.in_(seqs))
     )
-    return {item["id"]: item["arguments"] for row in rows for item in json.loads(row.tool_calls or "[]")}
+    found: dict[str, str] = {}
+    for row in rows:
+        with suppress(*UNREADABLE):
+            found.update({item.id: item.arguments for item in _calls_of(row.tool_calls)})
+    return found
 
 
 def record_start(unit: Unit, term: Term, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -6,7 +6,6 @@ Source: rulings 51, 53; tables.md (workers).
 from __future__ import annotations
 
 from cortex_workers.engine.runtime import Runtime
-from cortex_workers.schemas.agent import AgentDefinition
 from cortex_workers.store import agents, workers
 from cortex_workers.store.unit import Unit
 from cortex_workers.sweep.rows import PassRun
@@ -27,10 +26,10 @@ def serve_new_versions(rt: Runtime) -> int:
     if rt.host is None or rt.slots.total == 0:
         return 0
     with rt.database.read() as unit:
-        found = agents.unknown_digests(unit, rt.served.known)
+        found = agents.unknown_versions(unit, rt.served.known)
     before = len(rt.served.digests)
-    for row in found:
-        rt.served.look_at(row.digest, AgentDefinition.model_validate(row.definition))
+    for digest, definition in found:
+        rt.served.look_at(digest, definition)
     more = len(rt.served.digests) - before
     if more:
         _publish(rt)
