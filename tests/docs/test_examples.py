@@ -131,7 +131,6 @@ def test_the_lookup_of_the_host_example_tells_the_truth() -> None:
     assert tool.lookup_call(arguments, ctx) == Happened(result)
 
 
-def test_the_testing_example_runs(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CORTEX_DATABASE_URL", database_url)
+def test_the_testing_example_needs_nothing_that_is_not_in_it() -> None:
     (block,) = examples("cortex_workers/testing/README.md")
     exec(compile(block.code, block.where, "exec"), {"__name__": "example"})
