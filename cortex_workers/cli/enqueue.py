@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cortex_workers.cli import here
-from cortex_workers.cli.options import AsJson, Scope
+from cortex_workers.cli.options import AsJson, Scope, finite
 from cortex_workers.cli.report import command, examples, given_object, print_json
+from cortex_workers.schemas.run import LATEST_START_S
 
 if TYPE_CHECKING:
     from cortex_workers.schemas.run import Enqueued
@@ -38,12 +39,18 @@ Metadata = Annotated[
 StartBy = Annotated[
     float | None,
     typer.Option(
-        "--start-by", min=0.001, help="Cancel it unless started within so many seconds.", metavar="S"
+        "--start-by",
+        min=0.001,
+        max=LATEST_START_S,
+        callback=finite,
+        help="Cancel it unless started within so many seconds.",
+        metavar="S",
     ),
 ]
 Wait = Annotated[bool, typer.Option("--wait", help="Wait for its end and print its output.")]
 Timeout = Annotated[
-    float | None, typer.Option("--timeout", min=0, help="Wait at most so many seconds.", metavar="S")
+    float | None,
+    typer.Option("--timeout", min=0, callback=finite, help="Wait at most so many seconds.", metavar="S"),
 ]
 
 

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated
 
 import typer
+
+
+def finite(value: float | None) -> float | None:
+    """Refuse what Python reads as a number and nobody can wait for."""
+    if value is not None and not math.isfinite(value):
+        raise typer.BadParameter("takes a number of seconds")
+    return value
+
 
 Scope = Annotated[
     str | None,

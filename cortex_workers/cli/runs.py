@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cortex_workers.cli import here
-from cortex_workers.cli.options import AsJson, Limit, Reason, RunId, Scope
+from cortex_workers.cli.options import AsJson, Limit, Reason, RunId, Scope, finite
 from cortex_workers.cli.report import command, console, examples, note, print_json
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def wait(
     run_id: RunId,
     scope: Scope = None,
     timeout: Annotated[
-        float | None, typer.Option("--timeout", min=0, help="At most so many seconds.")
+        float | None, typer.Option("--timeout", min=0, callback=finite, help="At most so many seconds.")
     ] = None,
     until_paused: Annotated[bool, typer.Option("--until-paused", help="A pause is an end too.")] = False,
     as_json: AsJson = False,

@@ -132,6 +132,9 @@ def test_wrong_usage_is_exit_code_two(cw: Commands, words: tuple[str, ...]) -> N
         (("runs", "list", "--jsn", "--json"), "--jsn"),
         (("runs", "dance", "--json"), "dance"),
         (("--json", "runs"), "--json"),
+        (("enqueue", "support", "17", "--start-by", "1e300", "--json"), "--start-by"),
+        (("enqueue", "support", "17", "--start-by", "nan", "--json"), "--start-by"),
+        (("runs", "wait", "arun_1", "--timeout", "inf", "--json"), "a number of seconds"),
         (("enqueue", "support", "--metadata", "{", "--json", "17"), "takes a JSON object"),
     ],
 )
