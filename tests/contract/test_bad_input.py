@@ -1,6 +1,7 @@
 """Bad input gets a clear error and writes nothing, at every door of the main job."""
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -670,6 +671,7 @@ def test_a_host_module_that_does_not_load_says_why(
         load_host(path)
     with pytest.raises(errors.HostNotLoadable, match=match):
         wiring.build(fleet.world.settings(host=path))
+    sys.modules.pop(path.split(":")[0], None)  # other tests have modules of these names too
     assert snapshot.everything(fleet.world.database) == before
     assert not os.environ.get(f"{PREFIX}HOST")
 
