@@ -11,13 +11,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from cortex_workers.errors import Misconfiguration
-from cortex_workers.schemas.agent import AgentDefinition
+from cortex_workers.schemas.agent import LONGEST_S, POOL, AgentDefinition
 from cortex_workers.schemas.base import canonical_json
 
 ToolReference = str | Callable[..., Any]
 MAX_NAME = 100
-# A pool becomes part of queue names.
-_POOL = re.compile(r"[a-zA-Z0-9_-]{1,50}")
 _DURATIONS = {"model_timeout": False, "suspension_ttl": True, "budget": False}  # name -> may be zero
 
 
@@ -39,8 +37,8 @@ def make_agent(name: str, model: str, tools: Sequence[ToolReference], options: d
     _check_text(name, "instructions", options["instructions"], empty=True)
     if isinstance(tools, str):
         raise Misconfiguration(f"agent {name!r}: tools is a list of names, not the text {tools[:80]!r}")
-    if not _POOL.fullmatch(str(options["pool"])):
-        raise Misconfiguration(f"agent {name!r}: pool is 1 to 50 letters, digits, '_' and '-'")
+    if not re.fullmatch(POOL, str(options["pool"])):
+        raise Misconfiguration(f"agent {name!r}: pool is 1 to 40 small letters, digits, '_' and '-'")
     fields = dict(options)
     for what, zero in _DURATIONS.items():
         fields[f"{what}_s"] = _seconds(name, what, fields.pop(what), zero=zero)
@@ -95,6 +93,8 @@ def _seconds(agent: str, what: str, value: Any, *, zero: bool) -> float | None:
     if seconds < 0 or (seconds == 0 and not zero):
         least = "zero (no deadline) or more" if zero else "more than zero"
         raise Misconfiguration(f"agent {agent!r}: {what} must be {least}, not {value}")
+    if seconds > LONGEST_S:
+        raise Misconfiguration(f"agent {agent!r}: {what} is at most {LONGEST_S // 86_400} days, not {value}")
     return seconds
 
 

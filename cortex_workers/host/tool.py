@@ -18,7 +18,7 @@ from cortex_workers.host.arguments import (
     read_signature,
 )
 from cortex_workers.host.context import ToolContext
-from cortex_workers.schemas.agent import ToolSpec
+from cortex_workers.schemas.agent import LONGEST_S, ToolSpec
 
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
@@ -225,6 +225,8 @@ def _seconds(tool: str, what: str, value: timedelta | None, *, zero: bool) -> fl
         raise InvalidTool(
             f"tool {tool!r}: {what} must be {'zero or more' if zero else 'more than zero'}, not {value}"
         )
+    if seconds > LONGEST_S:
+        raise InvalidTool(f"tool {tool!r}: {what} is at most {LONGEST_S // 86_400} days, not {value}")
     return seconds
 
 

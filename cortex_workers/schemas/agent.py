@@ -20,6 +20,8 @@ OnUncertain = Literal["ask", "fail"]
 Turns = Literal["serial", "parallel"]
 POOL = "[a-z0-9_-]{1,40}"
 """The name of a pool, of a worker's and of an agent's: it becomes part of queue names."""
+LONGEST_S = 100 * 365 * 86_400
+"""No time limit of an agent or a tool is longer: the database's calendar ends where a timedelta does not."""
 
 
 class ToolSpec(Document):

@@ -242,6 +242,7 @@ def test_a_tool_s_name_is_one_that_providers_take(name: Any) -> None:
     ("option", "value"),
     [
         ("approval_ttl", timedelta(seconds=-1)),
+        ("approval_ttl", timedelta.max),
         ("timeout", timedelta(seconds=-1)),
         ("timeout", timedelta(0)),
         ("timeout", 5),
