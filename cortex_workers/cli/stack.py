@@ -61,16 +61,20 @@ def up(host: str | None, workers: int, flower_port: int | None) -> int:
         environment = undo.enter_context(_servers(settings, stack))
         # After the servers, so that it comes before them on the way out: a worker needs both to hand its runs off.
         undo.callback(stack.end)
+        ready = []
         for name, command in _commands(workers, flower_port):
             if stack.stopped:
                 return DONE
+            if command[0] == "worker":
+                ready.append(Path(settings.data_dir) / f"{name}.ready")
+                ready[-1].unlink(missing_ok=True)
+                environment = {**environment, "CORTEX_READY_FILE": str(ready[-1])}
             stack.start(name, command, environment)
         if flower_port is not None:
             stack.say(f"Flower: http://{ports.LOOPBACK}:{flower_port}")
         for missing in what_is_missing:
             stack.say(missing, "yellow")
-        stack.say("up; Ctrl-C ends it, cortex-workers commands in this folder use it")
-        return stack.watch()
+        return stack.watch(ready)
 
 
 def _refuse_a_second(folder: Path) -> None:
@@ -217,10 +221,16 @@ class Stack:
         reader.start()
         return _Child(name, command, environment, colour, process, reader, time.monotonic())
 
-    def watch(self) -> int:
-        """Keep it running until somebody wants the end or one cannot start; returns the exit code."""
-        pause = threading.Event()
+    def watch(self, ready: Sequence[Path]) -> int:
+        """Keep it running until somebody wants the end or one cannot start; returns the exit code.
+
+        It is up when its workers have made the files ``ready``: before that, nobody knows their agents.
+        """
+        pause, told = threading.Event(), False
         while not self.stopped:
+            if not told and all(file.exists() for file in ready):
+                told = True
+                self.say("up; Ctrl-C ends it, cortex-workers commands in this folder use it")
             ended = [child for child in self._children if child.process.poll() is not None]
             if any(not self._goes_on(child) for child in ended):
                 return REFUSED
