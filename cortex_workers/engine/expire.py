@@ -96,9 +96,12 @@ def poll(rt: Runtime, suspension_id: str) -> bool:
         run = runs.get(unit, suspension["run_id"]) if suspension is not None else None
         if suspension is None or run is None or suspension["next_poll_at"] is None:
             return False
-        sessions.touch(unit, run["session_id"])
+        sessions.lock(unit, run["session_id"])
         guard = Guard(suspension_id=suspension_id, revision=run["revision"])
-        return turns.move(unit, "poll", run, guard, Move(actor=SWEEPER)) is not None
+        if turns.move(unit, "poll", run, guard, Move(actor=SWEEPER)) is None:
+            return False
+        sessions.touch(unit, run["session_id"])
+        return True
 
     return rt.database.run(work)
 

@@ -31,7 +31,7 @@ from cortex_workers.schemas.base import canonical_json
 from cortex_workers.schemas.ids import RUN
 from cortex_workers.schemas.lifecycle import TERMINAL_RUN_STATES
 from cortex_workers.schemas.suspension import PendingKind, SuspendReason
-from cortex_workers.store import admissions, runs, sessions, suspensions, turns
+from cortex_workers.store import admissions, runs, sessions, suspensions, transcript, turns
 from cortex_workers.store.transitions import Guard, Move, Row
 from cortex_workers.store.unit import Unit
 
@@ -127,10 +127,15 @@ def _find(rt: Runtime, run_id: str, call_ids: Sequence[str], scope: str) -> _Pau
             suspension_id = run["suspension_id"]
         suspension = suspensions.get(unit, suspension_id) if suspension_id is not None else None
         pending = suspensions.pending(unit, suspension_id) if suspension_id is not None else []
+        calls = transcript.load_calls(unit, run_id) if suspension is None else []
     if suspension is not None:
         return _Pause(run, suspension, pending)
     if run["state"] in TERMINAL_RUN_STATES:
         raise NotSuspended(f"the run has ended: {run['state']}")
+    for call in calls:
+        if call["call_id"] in call_ids and call["class"] != "external":
+            # No pause to come will wait for it, so nobody is told to try again.
+            raise NotSuspended(f"the call {call['call_id'][:80]!r} runs inside and takes no results")
     raise NotPausedYet(f"the run is {run['state']} and does not wait for this call (yet)")
 
 
@@ -204,22 +209,27 @@ def _refuse_partial(pending: Sequence[Row]) -> None:
 
 
 def _admit_whole(unit: Unit, pause: _Pause, data: bytes, actor: str) -> ResumeAdmission | None:
-    """Admit unless a single call was answered meanwhile: its answer was confirmed, so it may not be passed over."""
+    """Admit unless a single call was answered meanwhile: its answer was confirmed, so it may not be passed over.
+
+    The run is judged as it is under its lock: it may have been read a moment before its pause was stored.
+    """
     sessions.lock(unit, pause.run["session_id"])
     run = runs.lock(unit, pause.run["id"])
-    if run is not None and run["state"] == "paused" and run["suspension_id"] == pause.suspension["id"]:
-        _refuse_partial(suspensions.pending(unit, pause.suspension["id"]))
-    return _admit(unit, pause, data, actor, "provide_results")
+    if run is None or run["state"] != "paused" or run["suspension_id"] != pause.suspension["id"]:
+        return None
+    pending = suspensions.pending(unit, pause.suspension["id"])
+    _refuse_partial(pending)
+    return _admit(unit, _Pause(run, pause.suspension, pending), data, actor, "provide_results")
 
 
 def _admit(unit: Unit, pause: _Pause, data: bytes, actor: str, door: str) -> ResumeAdmission | None:
-    """Retain the answer and make the run ready, in the one lock order; None when somebody was quicker."""
-    sessions.touch(unit, pause.run["session_id"])
+    """Retain the answer and make the run ready, under the session's lock; None when somebody was quicker."""
     guard = Guard(suspension_id=pause.suspension["id"], revision=pause.run["revision"])
     note = {"suspension_id": pause.suspension["id"], "door": door, "bytes": len(data)}
     moved = turns.move(unit, "admit", pause.run, guard, Move(actor=actor, data=note))
     if moved is None:
         return None
+    sessions.touch(unit, pause.run["session_id"])
     suspensions.answer_all(unit, pause.suspension["id"], actor, door)
     row = admissions.add(
         unit,
