@@ -4,8 +4,9 @@
 
     CortexError
     ├─ Refusal              nothing was written; expected; logged at info; a task returns Refused(code)
-    │  ├─ NotFound          RunNotFound · CheckpointNotFound · SessionNotFound · AgentNotFound
+    │  ├─ NotFound          RunNotFound · CheckpointNotFound · SessionNotFound · AgentNotFound · AdmissionNotFound
     │  ├─ Conflict          AlreadyExists · RunIdTaken · RunIdReused · InvalidState
+    │  ├─ ClosureRefused    a guard of the closer refused
     │  ├─ NotContinuable    RunLeased · RunAlreadyDone
     │  ├─ NotSuspended      SuspensionExpired
     │  ├─ WrongAnswer       RequiresApproval · InvalidDecision
@@ -119,6 +120,30 @@ class InvalidState(Conflict):
     recorded: Any = None
 
 
+class AdmissionConflict(Conflict):
+    """Another answer was admitted for this pause; the first one stands."""
+
+    code = "admission_conflict"
+
+
+class AdmissionNotFound(NotFound):
+    """No answer was admitted for that pause in this scope."""
+
+    code = "admission_not_found"
+
+
+class ResumeAlreadyStarted(Conflict):
+    """A worker has begun to go on with this answer."""
+
+    code = "resume_already_started"
+
+
+class ClosureRefused(Refusal):
+    """The run may not be closed as incomplete: who asks, or what proves it, was not accepted."""
+
+    code = "closure_refused"
+
+
 class NotContinuable(Refusal):
     """The run cannot be continued now."""
 
@@ -164,6 +189,18 @@ class RequiresApproval(WrongAnswer):
 
     code = "requires_approval"
     ttl: Any = None
+
+
+class ResultsMismatch(WrongAnswer):
+    """The results do not fit the pending calls one to one."""
+
+    code = "results_mismatch"
+
+
+class NotAgentReplyResumable(WrongAnswer):
+    """The run waits for another agent; only the bus may answer it."""
+
+    code = "not_agent_reply_resumable"
 
 
 class InvalidDecision(WrongAnswer):
@@ -251,6 +288,22 @@ class LeaseLost(Interruption):
     """Somebody else moved the run; this worker stops and writes nothing more."""
 
     code = "lease_lost"
+
+
+class DeferredModelCall(Interruption):
+    """The model call waits for somebody; a model client raises this instead of answering.
+
+    ``kind`` names what is waited for, ``reason`` is shown to a person, ``ttl`` (timedelta) is the deadline. With
+    ``poll_after`` (timedelta) nobody is asked: the same call is made again then, and gets ``ref`` back.
+    Source: runs.md 6.9; ruling 50.
+    """
+
+    code = "deferred_model_call"
+    kind: str = "deferred"
+    reason: str | None = None
+    ttl: Any = None
+    ref: str | None = None
+    poll_after: Any = None
 
 
 class RefusedForNow(Interruption):
@@ -358,6 +411,12 @@ class PrincipalUndecodable(Unavailable):
     code = "principal_undecodable"
 
 
+class NotPausedYet(Unavailable):
+    """The run does not wait for this call yet; send the answer again in a moment."""
+
+    code = "not_paused_yet"
+
+
 class WaitTimeout(Unavailable):
     """What was waited for did not happen in time."""
 
@@ -433,14 +492,6 @@ class UnsupportedCelery(Misconfiguration):
     code = "unsupported_celery"
 
 
-def all_errors() -> list[type[CortexError]]:
+def all_errors(root: type[CortexError] = CortexError) -> list[type[CortexError]]:
     """Every class of the tree, depth first; docs and tests read it."""
-    found: list[type[CortexError]] = []
-
-    def walk(cls: type[CortexError]) -> None:
-        found.append(cls)
-        for sub in cls.__subclasses__():
-            walk(sub)
-
-    walk(CortexError)
-    return found
+    return [root, *(found for sub in root.__subclasses__() for found in all_errors(sub))]

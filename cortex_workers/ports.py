@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from cortex_workers.schemas.admission import ResumeClosureRequest
 from cortex_workers.schemas.llm import ModelDelta, ModelReply, ModelRequest
 
 if TYPE_CHECKING:
@@ -64,6 +66,70 @@ class ToolAuthorizer(Protocol):
         ``arguments`` are the ones that will run; ``approved`` tells that a person approved this very call.
         Raises: RequiresApproval (optionally with ``ttl``) to escalate; any other exception denies, its text is
         what the model reads.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A piece of a streamed answer: its run, step, index within the step (from 0), and text."""
+
+    run_id: str
+    step: int
+    index: int
+    text: str
+
+
+class TokenSink(Protocol):
+    """Takes tokens as they come; never blocks, never raises."""
+
+    def push(self, token: Token) -> None:
+        """Take one token."""
+        ...
+
+
+class TokenSource(Protocol):
+    """Gives the tokens that are still kept."""
+
+    def read(self, run_id: str, place: str | None) -> tuple[Sequence[Token], str | None]:
+        """Tokens after a place, and the next place; nothing while they cannot be had. Never raises."""
+        ...
+
+    def close(self) -> None:
+        """Give back what reading took."""
+        ...
+
+
+class ResumeClosureAuthorizer(Protocol):
+    """Authenticates who closes an uncertain run and what proves that its work has stopped.
+
+    Asked before every closing, a retry of a closed one included: a receipt or a digest is no permission. Workers are
+    named by what is retained of the run, not by how agents are configured now.
+    Source: seed suspension.
+    """
+
+    def authorize_resume_closure(self, request: ResumeClosureRequest) -> None:
+        """Allow by returning.
+
+        Raises: anything, which refuses; a text is told to whoever asks.
+        """
+        ...
+
+
+class ResumeClosureFence(Protocol):
+    """Keeps every worker and tool of a run still, for good, while it is closed.
+
+    That includes remote workers, callbacks under way and actions that are delayed; one stopped process is enough only
+    where nothing else could act. It has 30 seconds; what it allows later is refused.
+    Source: seed suspension.
+    """
+
+    def with_resume_closure(
+        self, request: ResumeClosureRequest, close: Callable[[ResumeClosureRequest], None]
+    ) -> None:
+        """Call ``close`` once, with this very request, and hold what was checked until it returns.
+
+        Raises: anything, which refuses.
         """
         ...
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from cortex_workers import __version__
-from cortex_workers.cli import checkpoints, enqueue, fleet, local, runs, sessions
+from cortex_workers.cli import answers, checkpoints, enqueue, fleet, local, runs, sessions
 from cortex_workers.cli.usage import Commands
 
 app = typer.Typer(
@@ -47,7 +47,9 @@ def root(
 
 local.add_to(app)
 enqueue.add_to(app)
+answers.add_to_runs(runs.app)
 app.add_typer(runs.app, name="runs")
+app.add_typer(answers.app, name="results")
 app.add_typer(checkpoints.app, name="checkpoints")
 app.add_typer(sessions.app, name="sessions")
 fleet.add_to(app)

@@ -82,6 +82,7 @@ def show(checkpoint_id: CheckpointId, scope: Scope = None, as_json: AsJson = Fal
     epilog=examples(
         'cortex-workers checkpoints approve acp_01h455vb4pex5vsknk084sn02q --reason "seen the invoice"',
         "cortex-workers checkpoints approve acp_01h455vb4pex5vsknk084sn02q --amend '{\"amount_cents\": 500}'",
+        "cortex-workers checkpoints approve acp_01h455vb4pex5vsknk084sn02q --call call_0_0 --reject-call call_0_1",
     ),
 )
 @command
@@ -92,20 +93,50 @@ def approve(
         str | None,
         typer.Option("--amend", help="All arguments to run with instead, a JSON object.", metavar="JSON"),
     ] = None,
+    call: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--call", help="Approve only this call; again for more. Every call must be decided.", metavar="ID"
+        ),
+    ] = None,
+    reject_call: Annotated[
+        list[str] | None,
+        typer.Option("--reject-call", help="Reject this call; again for more.", metavar="ID"),
+    ] = None,
     reason: Reason = None,
     by: By = None,
     as_json: AsJson = False,
 ) -> None:
     """Approve a pause.
 
-    As a whole; the run goes on on any worker. The same decision again changes nothing.
+    As a whole, or call by call with --call and --reject-call; --amend then fits a single --call. The run goes on on
+    any worker. The same decision again changes nothing.
     """
     amended = given_object(amend, "--amend", _AMENDED.format(checkpoint_id))
     with here.client(scope, announces=True) as client:
-        done = client.decide(
-            checkpoint_id, approved=True, reason=reason, decided_by=by, amended_arguments=amended
-        )
+        if call or reject_call:
+            calls = _calls(call or [], reject_call or [], amended, reason)
+            done = client.decide(checkpoint_id, calls=calls, reason=reason, decided_by=by)
+        else:
+            done = client.decide(
+                checkpoint_id, approved=True, reason=reason, decided_by=by, amended_arguments=amended
+            )
         _tell(done, as_json)
+
+
+def _calls(
+    approved: list[str], rejected: list[str], amended: dict[str, Any] | None, reason: str | None
+) -> dict[str, dict[str, Any]]:
+    if amended is not None and len(approved) != 1:
+        raise typer.BadParameter("--amend fits exactly one --call")
+    twice = set(approved) & set(rejected)
+    if twice:
+        raise typer.BadParameter(f"the call {min(twice)} is both approved and rejected")
+    decided: dict[str, dict[str, Any]] = {
+        call_id: {"approved": True, "amended_arguments": amended} for call_id in approved
+    }
+    decided.update({call_id: {"approved": False, "reason": reason} for call_id in rejected})
+    return decided
 
 
 @app.command(

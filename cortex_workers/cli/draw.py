@@ -17,6 +17,7 @@ from cortex_workers.operate.doctor import Check
 from cortex_workers.operate.inspect import Timeline
 from cortex_workers.operate.story import Entry
 from cortex_workers.operate.words import cut, many, moment, span
+from cortex_workers.schemas.admission import ResumeAdmission
 from cortex_workers.schemas.checkpoint import Checkpoint
 from cortex_workers.schemas.lease import WorkerInfo
 from cortex_workers.schemas.run import Run
@@ -79,6 +80,16 @@ def checkpoints(found: Sequence[Checkpoint], now: datetime) -> RenderableType:
     for each in found:
         table.add_row(each.id, _answer(each), _asks(each), _until(each, now), span(now - each.created_at))
     return table if found else Text("nothing waits for a decision", style="dim")
+
+
+def admissions(found: Sequence[ResumeAdmission]) -> RenderableType:
+    """The answers of a run, in order of their pauses."""
+    table = _table("pause", "admitted", "by", "door", "bytes")
+    for each in found:
+        when = f"{each.admitted_at:%Y-%m-%d %H:%M:%S} UTC"
+        size = str(len(each.request.input))
+        table.add_row(each.request.version.suspension_id, when, each.admitted_by or "", each.door, size)
+    return table if found else Text("no answer was admitted", style="dim")
 
 
 def _answer(each: Checkpoint) -> Text:

@@ -27,9 +27,10 @@ from cortex_workers.errors import (
 from cortex_workers.lease.keeper import Held
 from cortex_workers.schemas.agent import AgentDefinition
 from cortex_workers.schemas.lease import Term
-from cortex_workers.schemas.llm import Usage
+from cortex_workers.schemas.lifecycle import Instruction
+from cortex_workers.schemas.llm import Deferral, Usage
 from cortex_workers.schemas.run import RunOverrides
-from cortex_workers.store import history, transcript, turns
+from cortex_workers.store import checkpoints, history, suspensions, transcript, turns
 from cortex_workers.store.transitions import Row
 from cortex_workers.store.unit import Unit
 
@@ -156,6 +157,8 @@ def _load(ex: Execution) -> None:
 
     def work(unit: Unit) -> None:
         ex.history = history.load(unit, row["session_id"], upto, floor, window) if upto > floor else []
+        if row["instruction"] == Instruction.REPEAT_MODEL_CALL and row["suspension_id"] is not None:
+            ex.deferral = _deferral(unit, row["suspension_id"], int(row["next_step"]))
         if row["queue_class"] == "start":
             return
         stored = transcript.load_messages(unit, ex.run_id)
@@ -166,6 +169,24 @@ def _load(ex: Execution) -> None:
             ex.last_message_seq, ex.last_step_index = said[-1].seq, said[-1].step_index
 
     persist.read(ex, work)
+
+
+def _deferral(unit: Unit, suspension_id: str, next_step: int) -> Deferral | None:
+    """What the model client is told when it is asked again (ruling 50).
+
+    Only for the step that was put off: a lapse after it leaves the instruction, and a yes is not for the next call.
+    """
+    pause = suspensions.get(unit, suspension_id)
+    if pause is None or pause["deferral_kind"] is None or pause["next_step"] != next_step:
+        return None
+    asked = checkpoints.of_pause(unit, suspension_id)
+    decision = (asked or {}).get("decision") or {}
+    return Deferral(
+        kind=pause["deferral_kind"],
+        ref=pause["deferral_ref"],
+        approved=bool(decision.get("approved")),
+        decided_by=decision.get("decided_by") or decision.get("actor"),
+    )
 
 
 def _failed(rt: Runtime, row: Row, ex: Execution | None, term: Term, held: Held, error: CortexError) -> str:

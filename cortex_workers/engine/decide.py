@@ -5,20 +5,15 @@ Source: runs.md 3.5, 6.7, T08 to T10; decisions R2, R14; rulings 6, 39, 44 to 48
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-import jsonschema
-
+from cortex_workers.engine import decision_shape, host_checkpoint
 from cortex_workers.engine.continue_run import resolved_agent
 from cortex_workers.engine.runtime import Runtime
-from cortex_workers.engine.validate import checked_id, checked_object, checked_text
+from cortex_workers.engine.validate import checked_id
 from cortex_workers.errors import (
     CheckpointNotFound,
-    InputTooLarge,
-    InvalidArgument,
-    InvalidDecision,
     InvalidState,
     SessionClosed,
     SuspensionExpired,
@@ -29,8 +24,6 @@ from cortex_workers.schemas.ids import CHECKPOINT
 from cortex_workers.store import checkpoints, runs, sessions, suspensions, tables, transcript, turns
 from cortex_workers.store.transitions import Guard, Move, Row
 from cortex_workers.store.unit import Unit
-
-MECHANISM_PREFIX = "cortex:"
 
 
 @dataclass(slots=True)
@@ -53,21 +46,29 @@ def decide(
     Raises: InvalidId, CheckpointNotFound, InvalidDecision, InvalidState (``recorded`` carries the first decision),
     SuspensionExpired, SessionClosed. Nothing is written by a refusal.
     """
-    decision = checked_decision(decision, rt.settings.input_bytes)
-    if not decision.approved:
-        decision = decision.model_copy(update={"amended_arguments": None})
+    own = _host_written(rt, checkpoint_id, scope)
+    if own is not None:
+        return host_checkpoint.record(rt, own, decision, principal)
+    decision = decision_shape.checked(decision, rt.settings.input_bytes)
     pause = load_pause(rt, checkpoint_id, scope)
     recorded = already(rt, pause, decision)
     if recorded is not None:
         return recorded
-    _check_shape(pause, decision)
+    decision_shape.check(pause.checkpoint["kind"], pause.pending, pause.agent, decision)
     done = rt.database.run(lambda unit: _write(unit, pause, decision, principal))
     return done if done is not None else _lost(rt, checkpoint_id, decision, scope, principal)
 
 
 def ends_run(pause: Pause, decision: Decision) -> bool:
-    """Whether a decision ends its run: a rejection does, unless the agent returns it to the model."""
-    return not decision.approved and pause.agent.on_rejection == "fail"
+    """Whether a decision ends its run: a rejection does, unless the agent returns it to the model.
+
+    A deferred model call has nothing to return: its rejection always ends the run (runs.md T12).
+    """
+    return not decision.approved and (_deferred(pause) or pause.agent.on_rejection == "fail")
+
+
+def _deferred(pause: Pause) -> bool:
+    return bool(pause.checkpoint["kind"] == CheckpointKind.DEFERRED_MODEL_CALL)
 
 
 def _lost(
@@ -82,33 +83,12 @@ def _lost(
     return lost(rt, checkpoint_id, decision, scope)
 
 
-def checked_decision(decision: Decision, limit_bytes: int) -> Decision:
-    """The texts of a decision can be stored, and no person claims to be a mechanism.
-
-    Raises: InvalidDecision, UnstorableText, InputTooLarge (bytes of UTF-8).
-    """
-    for what, text in (
-        ("the reason", decision.reason),
-        ("decided_by", decision.decided_by),
-        ("actor", decision.actor),
-    ):
-        if text is not None:
-            checked_text(what, text)
-            if len(text) > 10_000:
-                raise InvalidDecision(f"{what} is longer than 10,000 characters")
-    for name in (decision.decided_by, decision.actor):
-        if name is not None and name.startswith(MECHANISM_PREFIX):
-            raise InvalidDecision(f"names that start with {MECHANISM_PREFIX!r} are reserved for mechanisms")
-    if decision.amended_arguments is not None:
-        try:
-            text = checked_object("amended arguments", decision.amended_arguments)
-        except InvalidArgument as error:
-            raise InvalidDecision(error.message) from None
-        if len(text.encode()) > limit_bytes:
-            raise InputTooLarge(
-                f"the amended arguments have {len(text.encode())} bytes, the limit is {limit_bytes}"
-            )
-    return decision
+def _host_written(rt: Runtime, checkpoint_id: str, scope: str | None) -> Row | None:
+    """A host's own checkpoint: it stops no run."""
+    checked_id(CHECKPOINT, checkpoint_id)
+    with rt.database.read() as unit:
+        row = checkpoints.get(unit, checkpoint_id, scope)
+    return row if row is not None and row["suspension_id"] is None else None
 
 
 def load_pause(rt: Runtime, checkpoint_id: str, scope: str | None) -> Pause:
@@ -149,43 +129,6 @@ def already(rt: Runtime, pause: Pause, decision: Decision) -> Checkpoint | None:
     raise InvalidState(f"the checkpoint is closed: {shown.closed_as}", recorded=shown.decision)
 
 
-def _check_shape(pause: Pause, decision: Decision) -> None:
-    """Everything about a decision that can be wrong, before anything moves."""
-    kind = pause.checkpoint["kind"]
-    if kind == CheckpointKind.UNCERTAIN_EFFECT:
-        raise InvalidDecision(
-            "this checkpoint asks what became of a call: settle it as happened, did_not_happen or stop"
-        )
-    if decision.outcome is not None:
-        raise InvalidDecision(
-            "an outcome settles an uncertain effect; this checkpoint is approved or rejected"
-        )
-    if decision.amended_arguments is None or not decision.approved:
-        return
-    if len(pause.pending) != 1:
-        raise InvalidDecision(
-            f"amended arguments fit a pause with exactly one call; this one has {len(pause.pending)}"
-        )
-    check_arguments(pause.agent, pause.pending[0]["tool"], decision.amended_arguments)
-
-
-def check_arguments(agent: AgentDefinition, tool: str, arguments: dict[str, Any]) -> None:
-    """Check arguments against the published schema of the run's frozen version.
-
-    Raises: InvalidDecision, naming the place that does not fit.
-    """
-    spec = agent.tool(tool)
-    if spec is None:
-        raise InvalidDecision(f"the run's agent has no tool named {tool!r}")
-    validator = jsonschema.validators.validator_for(spec.parameters)(spec.parameters)
-    error = next(
-        iter(sorted(validator.iter_errors(arguments), key=lambda item: list(map(str, item.path)))), None
-    )
-    if error is not None:
-        where = ".".join(str(part) for part in error.path) or "the object"
-        raise InvalidDecision(f"amended arguments do not fit tool {tool}: {where}: {error.message[:300]}")
-
-
 def _write(unit: Unit, pause: Pause, decision: Decision, principal: bytes | None) -> Checkpoint | None:
     session = sessions.lock(unit, pause.run["session_id"])
     if session is not None and session["gated_at"] is not None:
@@ -209,10 +152,11 @@ def _move_run(unit: Unit, pause: Pause, decision: Decision) -> Row | None:
     actor = decision.actor
     if not ends_run(pause, decision):
         data = {"checkpoint_id": pause.checkpoint["id"], "approved": decision.approved}
-        return turns.move(unit, "decide", pause.run, guard, Move(actor=actor, data=data))
+        name = "repeat" if _deferred(pause) else "decide"
+        return turns.move(unit, name, pause.run, guard, Move(actor=actor, data=data))
     values = {
         "error_code": "checkpoint_rejected",
-        "error_text": f"checkpoint rejected: {decision.reason or 'no reason given'}"[:4000],
+        "error_text": f"checkpoint rejected: {_reason(pause, decision)}"[:4000],
     }
     data = {"checkpoint_id": pause.checkpoint["id"], "approved": False}
     return turns.move(unit, "reject", pause.run, guard, Move(values=values, actor=actor, data=data))
@@ -238,34 +182,47 @@ def _rejection_text(decision: Decision) -> str:
     return f"rejected by {by}: {decision.reason or 'no reason given'}"
 
 
-def verdict_of(decision: Decision) -> tuple[str, str | None]:
-    """What a decision means for each call of its pause: the outcome, and what the model may be told."""
-    return ("granted", decision.reason) if decision.approved else ("denied", _rejection_text(decision))
+def _reason(pause: Pause, decision: Decision) -> str:
+    """Why it was rejected: the decision's own reason, else those of the calls in their order (runs.md K21)."""
+    if decision.reason:
+        return decision.reason
+    calls = decision.calls or {}
+    given = [calls[call_id].reason for call_id in ids(pause.pending) if call_id in calls]
+    return "; ".join(text for text in given if text) or "no reason given"
+
+
+def verdict_of(decision: Decision, call_id: str) -> tuple[str, str | None]:
+    """What a decision means for one call: the outcome, and what the model may be told (runs.md K20)."""
+    if decision.calls is None:
+        return ("granted", decision.reason) if decision.approved else ("denied", _rejection_text(decision))
+    mine = decision.calls[call_id]
+    if mine.approved:
+        return "granted", mine.reason or decision.reason
+    return "denied", mine.reason or _rejection_text(decision)
 
 
 def adjudicate(unit: Unit, pause: Pause, decision: Decision, principal: bytes | None) -> None:
     """Write what a decision means for each call of its pause."""
-    outcome, note = verdict_of(decision)
     write_verdicts(
         unit,
         pause,
-        outcome,
-        note,
+        {call_id: verdict_of(decision, call_id) for call_id in ids(pause.pending)},
         approver=decision.decided_by or decision.actor,
         principal=principal,
+        scope_of_verdict="pause" if decision.calls is None else "call",
     )
 
 
 def write_verdicts(
     unit: Unit,
     pause: Pause,
-    outcome: str,
-    note: str | None,
+    verdicts: Mapping[str, tuple[str, str | None]],
     approver: str | None = None,
     principal: bytes | None = None,
     authority: str = "person",
+    scope_of_verdict: str = "pause",
 ) -> None:
-    """One adjudication per call of a pause (ruling 48)."""
+    """One adjudication per call of a pause, its outcome and note by call id (ruling 48)."""
     rounds = checkpoints.rounds(unit, pause.run["id"], [call["call_id"] for call in pause.pending])
     checkpoints.adjudicate(
         unit,
@@ -280,13 +237,13 @@ def write_verdicts(
                 "suspension_id": pause.suspension["id"],
                 "workload": pause.run["workload"] or pause.run["agent"],
                 "specialist": pause.run["agent"],
-                "outcome": outcome,
-                "scope_of_verdict": "pause",
+                "outcome": verdicts[call["call_id"]][0],
+                "scope_of_verdict": scope_of_verdict,
                 "authority": authority,
-                "disposition": None if outcome == "granted" else "refused_by_operator",
+                "disposition": None if verdicts[call["call_id"]][0] == "granted" else "refused_by_operator",
                 "approver": approver,
                 "approver_principal": principal,
-                "note": note,
+                "note": verdicts[call["call_id"]][1],
             }
             for call in pause.pending
         ],

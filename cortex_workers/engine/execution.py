@@ -15,7 +15,8 @@ from cortex_workers.host import ParsedArguments, Tool, cut_result
 from cortex_workers.lease.keeper import Held
 from cortex_workers.schemas.agent import AgentDefinition, ToolSpec
 from cortex_workers.schemas.lease import Term
-from cortex_workers.schemas.llm import Message, ToolCall, Usage
+from cortex_workers.schemas.llm import Deferral, Message, ToolCall, Usage
+from cortex_workers.schemas.suspension import PendingKind
 from cortex_workers.store.transitions import Row
 
 SHOWN_ARGUMENTS_BYTES = 16_384
@@ -40,8 +41,8 @@ class Planned:
     provider_call_id: str | None = None
     executed_args: str | None = None
     amended_by: str | None = None
-    approval_ttl_s: float | None = None
-    waits_for_approval: bool = False
+    ttl_s: float | None = None
+    waits_for: PendingKind | None = None
     granted: bool = False
     adjudicated: bool = False
 
@@ -104,6 +105,7 @@ class Execution:
     last_step_index: int = 0
     left_as: str = "done"
     next_seq: int = 0
+    deferral: Deferral | None = None
 
     @property
     def run_id(self) -> str:

@@ -61,7 +61,8 @@ def _expire(unit: Unit, pause: deciding.Pause) -> bool:
     note = f"nobody answered before {deadline}"
     checkpoints.close_of_run(unit, pause.run["id"], "expired", int(moved["revision"]), note)
     if pause.checkpoint:
-        deciding.write_verdicts(unit, pause, "expired", note, authority="mechanism", approver=SWEEPER)
+        verdicts = {call["call_id"]: ("expired", note) for call in pause.pending}
+        deciding.write_verdicts(unit, pause, verdicts, authority="mechanism", approver=SWEEPER)
     if not to_model:
         deciding.deny_waiting(unit, pause, note)
     return True
@@ -83,6 +84,24 @@ def cancel_unstarted(rt: Runtime, run_id: str) -> bool:
         if moved is not None:
             transcript.close_all_pending(unit, run_id, "the run was not started in time")
         return moved is not None
+
+    return rt.database.run(work)
+
+
+def poll(rt: Runtime, suspension_id: str) -> bool:
+    """Make a run ready whose deferred model call is due to be asked again; false when somebody moved it first."""
+
+    def work(unit: Unit) -> bool:
+        suspension = suspensions.get(unit, suspension_id)
+        run = runs.get(unit, suspension["run_id"]) if suspension is not None else None
+        if suspension is None or run is None or suspension["next_poll_at"] is None:
+            return False
+        sessions.lock(unit, run["session_id"])
+        guard = Guard(suspension_id=suspension_id, revision=run["revision"])
+        if turns.move(unit, "poll", run, guard, Move(actor=SWEEPER)) is None:
+            return False
+        sessions.touch(unit, run["session_id"])
+        return True
 
     return rt.database.run(work)
 

@@ -16,8 +16,9 @@ import jsonschema
 from cortex_workers.engine.authority import backoff_s
 from cortex_workers.engine.execution import Execution, Planned, Result
 from cortex_workers.errors import RefusedForNow, RequiresApproval
-from cortex_workers.host import BadArguments, ToolContext, clean_text, foreign
+from cortex_workers.host import BadArguments, ToolContext, clean_text, cut_result, encode_result, foreign
 from cortex_workers.schemas.llm import ToolCall
+from cortex_workers.schemas.suspension import PendingKind
 from cortex_workers.store.transitions import Row
 
 LONGEST_TTL = timedelta(days=36_525)
@@ -93,11 +94,13 @@ def plan(
 def judge(ex: Execution, planned: Planned, verdict: Row | None = None) -> Result | None:
     """Take one call through the gates.
 
-    Returns a result when the call ends here (it cannot run, or it is denied); otherwise None, with ``ready`` set for
-    a call that may run and ``waits_for_approval`` for one that needs a person.
+    Returns a result when the call ends here (answered, denied, or it cannot run); otherwise None, with ``ready`` set
+    for a call that may run and ``waits_for`` for one that needs a person or a machine outside.
     """
     if planned.spec is None or planned.tool is None:
         return failed(planned, f"there is no tool named {planned.call.name[:64]!r} here")
+    if verdict is not None and verdict["outcome"] == "answered":
+        return _answered(ex, planned, verdict)
     planned.adjudicated = verdict is not None
     if verdict is not None and verdict["outcome"] != "granted":
         return denied(planned, str(verdict["note"] or "rejected"))
@@ -113,7 +116,7 @@ def judge(ex: Execution, planned: Planned, verdict: Row | None = None) -> Result
 
 
 def _arguments(planned: Planned, verdict: Row | None) -> str:
-    amended = ((verdict or {}).get("decision") or {}).get("amended_arguments")
+    amended = amended_in(verdict, planned.call.id)
     if amended is None:
         return planned.call.arguments
     planned.executed_args = json.dumps(amended, ensure_ascii=False, sort_keys=True)
@@ -125,8 +128,17 @@ def _still_same(planned: Planned, verdict: Row) -> bool:
     """Whether what would run is what the approver saw; if not, they are asked again (bug case C23)."""
     assert planned.ready is not None
     seen = verdict.get("payload")
-    amended = ((verdict.get("decision") or {}).get("amended_arguments")) is not None
+    amended = amended_in(verdict, planned.call.id) is not None
     return amended or seen is None or _equal(seen, planned.ready.canonical)
+
+
+def amended_in(verdict: Row | None, call_id: str) -> dict[str, Any] | None:
+    """The arguments a person put in place of the model's, for the whole pause or for this call."""
+    decision = (verdict or {}).get("decision") or {}
+    mine = (decision.get("calls") or {}).get(call_id) or {}
+    whole: dict[str, Any] | None = decision.get("amended_arguments")
+    own: dict[str, Any] | None = mine.get("amended_arguments")
+    return whole if whole is not None else own
 
 
 def _equal(one: Any, other: Any) -> bool:
@@ -181,9 +193,21 @@ def _authorize(ex: Execution, planned: Planned) -> Result | None:
             foreign.let_through(error)
             return denied(planned, foreign.words(error) or type(error).__name__)
     if needs and not planned.granted:
-        planned.waits_for_approval = True
-        planned.approval_ttl_s = ttl
+        planned.waits_for, planned.ttl_s = PendingKind.APPROVAL, ttl
+    elif planned.spec.tool_class == "external":
+        planned.waits_for, planned.ttl_s = PendingKind.EXTERNAL, planned.spec.external_ttl_s
     return None
+
+
+def _answered(ex: Execution, planned: Planned, verdict: Row) -> Result:
+    """What somebody outside says the call returned, with what it really ran with (ruling 44, bug case C24)."""
+    planned.adjudicated = "decision" in verdict
+    _arguments(planned, verdict)
+    if verdict["error"] is not None:
+        return failed(planned, planned.as_it_ran(clean_text(str(verdict["error"]))[0][:20_000]))
+    text, marked = clean_text(encode_result(verdict["content"]))
+    text = cut_result(planned.as_it_ran(text), ex.rt.settings.result_bytes)
+    return Result(planned, "complete", text, marked=marked)
 
 
 def failed(planned: Planned, text: str) -> Result:

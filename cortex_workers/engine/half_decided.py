@@ -54,10 +54,9 @@ def _supersede(unit: Unit, pause: Pause) -> None:
 def _record(
     unit: Unit, pause: Pause, run: Row, decision: Decision, principal: bytes | None
 ) -> tuple[Checkpoint | None, str]:
-    outcome, note = deciding.verdict_of(decision)
     found = checkpoints.verdicts(unit, run["id"], deciding.ids(pause.pending))
     mine = [row for row in found.values() if row["checkpoint_id"] == pause.checkpoint["id"]]
-    if any((row["outcome"], row["note"]) != (outcome, note) for row in mine):
+    if any((row["outcome"], row["note"]) != deciding.verdict_of(decision, row["call_id"]) for row in mine):
         return None, "the run carries out another decision"
     waits = run["state"] == RunState.READY and run["instruction"] == Instruction.ANSWER
     if not mine:

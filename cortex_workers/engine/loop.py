@@ -5,10 +5,10 @@ Source: runs.md 6.1; decision R9.
 
 from __future__ import annotations
 
-from cortex_workers.engine import boundary, finish, gates, turn
+from cortex_workers.engine import boundary, finish, gates, suspend, turn
 from cortex_workers.engine.execution import Execution, Planned
 from cortex_workers.engine.model_call import call_model
-from cortex_workers.errors import MaxSteps
+from cortex_workers.errors import DeferredModelCall, MaxSteps
 
 
 def run_loop(ex: Execution) -> None:
@@ -25,7 +25,12 @@ def run_loop(ex: Execution) -> None:
         boundary.check_step(ex)
         if ex.next_step >= ex.agent.max_steps:
             raise MaxSteps(f"the run used all of its {ex.agent.max_steps} steps without reaching an answer")
-        answered = call_model(ex, gates.visible_tools(ex))
+        try:
+            answered = call_model(ex, gates.visible_tools(ex))
+        except DeferredModelCall as deferral:
+            suspend.pause_deferred(ex, deferral)
+            return
+        ex.deferral = None
         if not answered.message.tool_calls:
             # In a drain, what finishes first simply finishes (runs.md 3.10).
             finish.complete(ex, answered)

@@ -11,6 +11,7 @@ import math
 import threading
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_after_attempt
@@ -18,9 +19,16 @@ from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_aft
 from cortex_workers import probes, telemetry
 from cortex_workers.engine import boundary, storable
 from cortex_workers.engine.execution import Answered, Execution
-from cortex_workers.errors import LeaseLost, ModelFailed, ModelUnavailable, RefusedForNow, RunInterrupted
+from cortex_workers.errors import (
+    DeferredModelCall,
+    LeaseLost,
+    ModelFailed,
+    ModelUnavailable,
+    RefusedForNow,
+    RunInterrupted,
+)
 from cortex_workers.host import clean_text, foreign
-from cortex_workers.ports import ModelClient
+from cortex_workers.ports import ModelClient, Token
 from cortex_workers.schemas.ids import TOOL_CALL
 from cortex_workers.schemas.llm import Message, ModelReply, ModelRequest, ToolCall
 
@@ -69,6 +77,7 @@ def _request(ex: Execution, tools: tuple[str, ...]) -> ModelRequest:
         timeout_s=agent.model_timeout_s or ex.rt.settings.model_timeout_s,
         run_id=ex.run_id,
         step=ex.next_step,
+        deferral=ex.deferral,
     )
 
 
@@ -76,7 +85,7 @@ def _once(ex: Execution, client: ModelClient, request: ModelRequest) -> ModelRep
     """One try. Foreign exceptions are failures for good: a bug in a client is not cured by repeating it."""
     try:
         reply = _asked(ex, client, request)
-    except (ModelUnavailable, ModelFailed, LeaseLost, RefusedForNow, boundary.HandOff):
+    except (ModelUnavailable, ModelFailed, LeaseLost, RefusedForNow, DeferredModelCall, boundary.HandOff):
         raise
     except TimeoutError as error:
         raise ModelUnavailable(f"the model did not answer within {request.timeout_s:g} s") from error
@@ -90,7 +99,7 @@ def _once(ex: Execution, client: ModelClient, request: ModelRequest) -> ModelRep
 
 def _asked(ex: Execution, client: ModelClient, request: ModelRequest) -> Any:
     if ex.agent.stream:
-        return _on_loop(ex, _collect, client.stream(request), request)
+        return _on_loop(ex, partial(_collect, ex), client.stream(request), request)
     answer = client.complete(request)
     if inspect.isawaitable(answer):
         return _on_loop(ex, _await, answer, request)
@@ -111,11 +120,15 @@ async def _await(answer: Any) -> Any:
     return await answer
 
 
-async def _collect(stream: AsyncIterator[Any]) -> ModelReply:
-    """Read a stream to its end; its last delta carries the whole reply."""
+async def _collect(ex: Execution, stream: AsyncIterator[Any]) -> ModelReply:
+    """Read a stream to its end, letting whoever watches see its tokens; its last delta carries the whole reply."""
     reply: ModelReply | None = None
+    sink, index = ex.rt.tokens, 0
     async for delta in stream:
         reply = delta.reply or reply
+        if sink is not None and delta.content:
+            sink.push(Token(ex.run_id, ex.next_step, index, clean_text(delta.content)[0]))
+            index += 1
     if reply is None:
         raise ModelUnavailable("the model's stream ended before its answer was complete")
     return reply

@@ -18,7 +18,7 @@ from cortex_workers.lease.keeper import LeaseKeeper
 from cortex_workers.lease.loops import Loops, ThreadRunner
 from cortex_workers.lease.slots import Slots
 from cortex_workers.notify.hooks import Hooks
-from cortex_workers.ports import HintDepth, ModelClient
+from cortex_workers.ports import HintDepth, ModelClient, TokenSink
 from cortex_workers.schemas.agent import AgentDefinition
 from cortex_workers.schemas.notifications import Notification
 from cortex_workers.settings import Settings
@@ -117,6 +117,7 @@ class Runtime:
     nudge: Callable[[Notification], None] | None = None
     ahead: Ahead | None = None
     registered: bool = False
+    tokens: TokenSink | None = None
     closers: list[Callable[[], Any]] = field(default_factory=list)
 
     def start(self, queues: Iterable[str] = ()) -> None:

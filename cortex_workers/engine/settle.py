@@ -9,7 +9,7 @@ import json
 from typing import Any
 
 from cortex_workers.engine import decide as deciding
-from cortex_workers.engine import dispatch
+from cortex_workers.engine import decision_shape, dispatch
 from cortex_workers.engine.decide import Pause
 from cortex_workers.engine.execution import as_it_ran
 from cortex_workers.engine.runtime import Runtime
@@ -36,7 +36,7 @@ def settle(
     ``now`` overrides the wait before a call that did not happen is run again (recorded); said later, it ends that wait.
     Raises: as ``decide``.
     """
-    decision, text = _with_result(rt, deciding.checked_decision(decision, rt.settings.input_bytes))
+    decision, text = _with_result(rt, decision_shape.checked(decision, rt.settings.input_bytes))
     pause = deciding.load_pause(rt, checkpoint_id, scope)
     recorded = deciding.already(rt, pause, decision)
     if recorded is not None:

@@ -47,10 +47,13 @@ class _Shift:
     last_state: str = "nothing"
 
 
-def work(rt: Runtime, run_id: str | None, kind: Kind = "start") -> Continued:
+def work(
+    rt: Runtime, run_id: str | None, kind: Kind = "start", suspension_id: str | None = None
+) -> Continued:
     """Take a slot, work on the named run (or the best one), then on further runs while the stay lasts.
 
-    A hint for a start is a wake-up with a preference: begun runs go first (ruling 14).
+    A hint for a start is a wake-up with a preference: begun runs go first (ruling 14). ``suspension_id`` pins the
+    answer that was admitted for this very pause.
     Raises: Stopping while draining, RunLeased, RunAlreadyDone, NotContinuable, RunNotFound when the named run needs
     nothing and nothing else waits.
     """
@@ -61,13 +64,13 @@ def work(rt: Runtime, run_id: str | None, kind: Kind = "start") -> Continued:
         raise NotContinuable("no slot is free for it; slots that free up claim from the table")
     shift = _Shift(kind, time.monotonic())
     try:
-        return _work(rt, run_id, shift)
+        return _work(rt, run_id, shift, suspension_id)
     finally:
         rt.slots.leave(shift.kind)
 
 
-def _work(rt: Runtime, run_id: str | None, shift: _Shift) -> Continued:
-    current = _first_claim(rt, run_id, shift)
+def _work(rt: Runtime, run_id: str | None, shift: _Shift, suspension_id: str | None) -> Continued:
+    current = _first_claim(rt, run_id, shift, suspension_id)
     if current is not None and rt.slots.free > 0:
         _nudge(rt)
     while current is not None:
@@ -101,11 +104,11 @@ def _fits(rt: Runtime, shift: _Shift, current: Claimed) -> bool:
     return False
 
 
-def _first_claim(rt: Runtime, run_id: str | None, shift: _Shift) -> Claimed | None:
+def _first_claim(rt: Runtime, run_id: str | None, shift: _Shift, suspension_id: str | None) -> Claimed | None:
     if run_id is None:
         return _next(rt, shift)
     if shift.kind == "begun":
-        return claim_named(rt, run_id) or _next(rt, shift)
+        return claim_named(rt, run_id, suspension_id) or _next(rt, shift)
 
     def wanted(unit: Unit) -> list[Row]:
         if claims.begun_waits(unit, rt.claimer):
@@ -115,10 +118,12 @@ def _first_claim(rt: Runtime, run_id: str | None, shift: _Shift) -> Claimed | No
     return _claim(rt, wanted) or _next(rt, shift)
 
 
-def claim_named(rt: Runtime, run_id: str) -> Claimed | None:
+def claim_named(rt: Runtime, run_id: str, suspension_id: str | None = None) -> Claimed | None:
     """Claim one run by its id; tries three times in 100 ms, for its session's row may be locked for a moment."""
     for attempt in range(_NAMED_TRIES):
-        found = _claim(rt, lambda unit: claims.claim_named(unit, rt.claimer, run_id))
+        found = _claim(
+            rt, lambda unit: claims.claim_named(unit, rt.claimer, run_id, suspension_id=suspension_id)
+        )
         if found is not None or not _worth_another_try(rt, run_id):
             return found
         if attempt + 1 < _NAMED_TRIES:

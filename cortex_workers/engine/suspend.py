@@ -12,7 +12,7 @@ from cortex_workers import probes, telemetry
 from cortex_workers.engine import persist, storable
 from cortex_workers.engine.batch import Batch
 from cortex_workers.engine.execution import Answered, Execution, Planned, Result
-from cortex_workers.errors import LeaseLost, RefusedForNow
+from cortex_workers.errors import DeferredModelCall, LeaseLost, RefusedForNow
 from cortex_workers.schemas.base import digest
 from cortex_workers.schemas.checkpoint import CheckpointKind
 from cortex_workers.schemas.ids import CHECKPOINT, SUSPENSION, new_id
@@ -22,20 +22,22 @@ from cortex_workers.store.transitions import Guard, Move, Row
 from cortex_workers.store.unit import Unit
 
 
-def pause_for_approval(
+def pause(
     ex: Execution, waiting: Sequence[Planned], answered: Answered | None, turn_results: Sequence[Result] = ()
 ) -> Row:
-    """Pause the run on one checkpoint for all approval calls of the turn, results in hand included.
+    """Pause the run for calls of one kind, results in hand included; approvals get one checkpoint for all of them.
 
     Raises: LeaseLost (nothing is written).
     """
-    ttls = [ttl for item in waiting if (ttl := _ttl(ex, item.approval_ttl_s)) is not None]
+    ttls = [ttl for item in waiting if (ttl := _ttl(ex, item.ttl_s)) is not None]
     names = ", ".join(dict.fromkeys(item.call.name for item in waiting))
+    kind = waiting[0].waits_for or PendingKind.APPROVAL
+    approval = kind is PendingKind.APPROVAL
     question = _Question(
         transition="pause",
-        kind=CheckpointKind.TOOL_APPROVAL,
-        pending_kind=PendingKind.APPROVAL,
-        reason=f"approval required for: {names}",
+        kind=CheckpointKind.TOOL_APPROVAL if approval else None,
+        pending_kind=kind,
+        reason=f"approval required for: {names}" if approval else f"results wanted of: {names}",
         ttl_s=min(ttls) if ttls else None,
         on_expiry=_on_expiry(ex, waiting),
     )
@@ -59,18 +61,49 @@ def pause_uncertain(ex: Execution, item: Planned, why: str) -> Row:
     return _pause(ex, question, [item], Batch(ex))
 
 
+def pause_deferred(ex: Execution, deferral: DeferredModelCall) -> Row:
+    """Pause the run because its model client put the call off: a person is asked, or the call is made again later.
+
+    The step was not taken: no step row, no tokens, the same index again (runs.md 6.9).
+    Raises: LeaseLost (nothing is written).
+    """
+    asks = deferral.poll_after is None
+    own = deferral.ttl.total_seconds() if deferral.ttl is not None else None
+    question = _Question(
+        transition="pause",
+        kind=CheckpointKind.DEFERRED_MODEL_CALL if asks else None,
+        pending_kind=PendingKind.APPROVAL if asks else PendingKind.EXTERNAL,
+        reason=(deferral.reason or f"the model call waits: {deferral.kind}")[:500],
+        ttl_s=_ttl(ex, own),
+        on_expiry="fail",
+        metadata={"kind": str(CheckpointKind.DEFERRED_MODEL_CALL), "deferral_kind": deferral.kind[:100]},
+        deferral=deferral,
+    )
+    return _pause(ex, question, (), Batch(ex))
+
+
+_REASONS = {
+    PendingKind.APPROVAL: SuspendReason.APPROVAL,
+    PendingKind.UNCERTAIN_EFFECT: SuspendReason.APPROVAL,
+    PendingKind.EXTERNAL: SuspendReason.EXTERNAL_TOOL,
+    PendingKind.ASK: SuspendReason.AGENT_REPLY,
+}
+"""The seed's three reasons; what a pause really asks is the kind of its calls (ruling 44)."""
+
+
 class _Question:
     """What one pause asks."""
 
     def __init__(
         self,
         transition: str,
-        kind: CheckpointKind,
+        kind: CheckpointKind | None,
         pending_kind: PendingKind,
         reason: str,
         ttl_s: float | None,
         on_expiry: str,
         metadata: Mapping[str, Any] | None = None,
+        deferral: DeferredModelCall | None = None,
     ) -> None:
         self.transition = transition
         self.kind = kind
@@ -79,6 +112,7 @@ class _Question:
         self.ttl_s = ttl_s
         self.on_expiry = on_expiry
         self.metadata = dict(metadata or {})
+        self.deferral = deferral
 
 
 def _ttl(ex: Execution, own: float | None) -> float | None:
@@ -128,14 +162,14 @@ def _write_pause(
     ids: Mapping[str, str],
 ) -> None:
     """The suspension, its calls and its checkpoint, after the run has been moved. Lock order: ruling 68."""
-    step_index = waiting[0].step_index if waiting[0].row else max(int(row["next_step"]) - 1, 0)
+    step_index = _step_of(question, waiting, row)
     suspension = {
         "id": ids["suspension_id"],
         "run_id": ex.run_id,
         "session_id": ex.row["session_id"],
         "scope": ex.row["scope"],
         "run_revision": row["revision"],
-        "reason": SuspendReason.APPROVAL,
+        "reason": _REASONS[question.pending_kind],
         "step_index": step_index,
         "next_step": row["next_step"],
         "messages_upto": int(row["next_seq"]) - 1,
@@ -143,8 +177,14 @@ def _write_pause(
         "digest": digest([[item.call.id, item.call.name, item.call.arguments] for item in waiting]),
         "on_expiry": question.on_expiry,
     }
+    deferral, poll_s = question.deferral, None
+    if deferral is not None:
+        suspension.update(deferral_kind=deferral.kind[:100], deferral_ref=deferral.ref)
+        poll_s = deferral.poll_after.total_seconds() if deferral.poll_after is not None else None
     pending = [_pending_row(ex, question, item, ids["suspension_id"]) for item in waiting]
-    suspensions.add(unit, suspension, question.ttl_s, pending)
+    suspensions.add(unit, suspension, question.ttl_s, pending, poll_s)
+    if question.kind is None:
+        return
     checkpoint = _checkpoint_row(ex, question, waiting, step_index, ids)
     checkpoints.open_(unit, checkpoint, int(row["revision"]))
 
@@ -157,7 +197,7 @@ def _pending_row(ex: Execution, question: _Question, item: Planned, suspension_i
         "session_id": ex.row["session_id"],
         "ordinal": item.ordinal,
         "kind": question.pending_kind,
-        "answerable_by": "person",
+        "answerable_by": "machine" if question.pending_kind is PendingKind.EXTERNAL else "person",
         "payload": item.ready.canonical if item.ready is not None else None,
     }
 
@@ -177,6 +217,13 @@ def _checkpoint_row(
         "step_index": step_index,
         "metadata": {"suspension_id": ids["suspension_id"], "tools": tools, **question.metadata},
     }
+
+
+def _step_of(question: _Question, waiting: Sequence[Planned], row: Row) -> int:
+    """The step that asked: that of the calls, or the one that a deferred model call has not taken yet."""
+    if question.deferral is not None:
+        return int(row["next_step"])
+    return waiting[0].step_index if waiting[0].row else max(int(row["next_step"]) - 1, 0)
 
 
 def _let_go(

@@ -16,7 +16,8 @@ from cortex_workers.engine import boundary, dispatch, gates, persist, suspend, u
 from cortex_workers.engine.batch import Batch, save
 from cortex_workers.engine.execution import Answered, Execution, Planned, Result
 from cortex_workers.errors import LeaseLost
-from cortex_workers.store import checkpoints, transcript
+from cortex_workers.schemas.suspension import PendingKind
+from cortex_workers.store import admissions, checkpoints, transcript
 from cortex_workers.store.transitions import Row
 from cortex_workers.store.unit import Unit
 
@@ -38,15 +39,15 @@ def new_turn(ex: Execution, answered: Answered) -> TurnEnd:
         ex, answered.message.tool_calls, ex.next_step, None, raw.get("provider_call_ids", ())
     )
     early = {id(item): result for item in planned if (result := gates.judge(ex, item)) is not None}
-    waiting = [item for item in planned if item.waits_for_approval]
-    runnable = [item for item in planned if id(item) not in early and not item.waits_for_approval]
+    waiting = [item for item in planned if item.waits_for is not None]
+    runnable = [item for item in planned if id(item) not in early and item.waits_for is None]
     reason = boundary.stop_reason(ex)
     if reason is not None:
         # An answer that arrives in a drain is stored with the hand-off, without a start record (ruling 2).
         suspend.hand_off(ex, reason, answered)
         return TurnEnd.PAUSED
     if waiting and not runnable:
-        suspend.pause_for_approval(ex, waiting, answered, list(early.values()))
+        suspend.pause(ex, first_kind(waiting), answered, list(early.values()))
         return TurnEnd.PAUSED
     starts = [runnable[0]] if runnable and not runnable[0].safe and boundary.may_start(ex) else []
     batch = Batch(ex, answered, starts)
@@ -55,6 +56,13 @@ def new_turn(ex: Execution, answered: Answered) -> TurnEnd:
     for item in planned:
         item.message_seq = ex.last_message_seq
     return run_turn(ex, planned, early, waiting, started=starts[0] if starts else None)
+
+
+def first_kind(waiting: Sequence[Planned]) -> list[Planned]:
+    """The calls a pause is for: one kind at a time, approvals first, then external tools, then replies (R12)."""
+    order = (PendingKind.APPROVAL, PendingKind.EXTERNAL, PendingKind.ASK)
+    kind = min((item.waits_for for item in waiting if item.waits_for is not None), key=order.index)
+    return [item for item in waiting if item.waits_for is kind]
 
 
 def continued_turn(
@@ -74,7 +82,7 @@ def continued_turn(
         result = gates.judge(ex, item, verdicts.get(item.call.id))
         if result is not None:
             early[id(item)] = result
-    waiting = [item for item in calls if item.waits_for_approval]
+    waiting = [item for item in calls if item.waits_for is not None]
     return run_turn(ex, list(calls), early, waiting)
 
 
@@ -105,7 +113,7 @@ def run_turn(
             return TurnEnd.PAUSED
         started = _store_outcome(ex, result, following)
     if waiting:
-        suspend.pause_for_approval(ex, waiting, None)
+        suspend.pause(ex, first_kind(waiting), None)
         return TurnEnd.PAUSED
     if ex.results and time.monotonic() - phase > ex.rt.settings.phase_commit_s:
         save(ex, Batch(ex))
@@ -177,6 +185,12 @@ def load_verdicts(ex: Execution, calls: Sequence[Planned]) -> tuple[dict[str, Ro
             for item in calls
             if rows.get(item.call.id, {}).get("state") in ("pending", "started")
         ]
-        return checkpoints.verdicts(unit, ex.run_id, asked) if asked else {}, rows
+        verdicts = checkpoints.verdicts(unit, ex.run_id, asked) if asked else {}
+        answers = admissions.answers(unit, ex.run_id, asked) if asked else {}
+        # An answered call may have been approved before: the decision tells what it ran with.
+        verdicts.update(
+            {call_id: {**verdicts.get(call_id, {}), **found} for call_id, found in answers.items()}
+        )
+        return verdicts, rows
 
     return persist.read(ex, work)

@@ -119,6 +119,39 @@ class Host:
 
         return register if function is None else register(function)
 
+    def external_tool(
+        self,
+        function: Callable[..., Any],
+        /,
+        *,
+        name: str | None = None,
+        ttl: timedelta | None = None,
+        needs_approval: bool = False,
+        approval_ttl: timedelta | None = None,
+        effects: Effects = "mutating",
+        on_expiry: OnExpiry | None = None,
+    ) -> Callable[..., Any]:
+        """Register a tool that runs outside: a signature without a body. A call of it pauses the run for its result.
+
+        ``ttl``: how long the run waits for the result; zero no deadline, None the agent's or the setting's.
+        Raises: DuplicateTool, InvalidTool.
+        """
+        tool = make_tool(
+            function,
+            name,
+            retry_safe=False,
+            effects=effects,
+            needs_approval=needs_approval,
+            approval_ttl=approval_ttl,
+            timeout=None,
+            on_expiry=on_expiry,
+        )
+        if tool.name in self.tools:
+            raise DuplicateTool(f"a tool named {tool.name!r} is registered already")
+        tool.set_external(ttl)
+        self.tools[tool.name] = tool
+        return function
+
     def lookup(self, tool: str) -> Callable[[AnyFunction], AnyFunction]:
         """Register the lookup of a tool by name; the same as ``@function.lookup``.
 

@@ -114,6 +114,14 @@ class Tool:
         self._lookup = _read_lookup(self.name, function, self._signature.names)
         self.spec = self.spec.model_copy(update={"has_lookup": True})
 
+    def set_external(self, ttl: timedelta | None) -> None:
+        """Say that it runs outside; a call waits so long for its result.
+
+        Raises: InvalidTool for a negative time.
+        """
+        changes = {"tool_class": "external", "external_ttl_s": _seconds(self.name, "ttl", ttl, zero=True)}
+        self.spec = self.spec.model_copy(update=changes)
+
     def set_retry_safe(self) -> None:
         """Say that a started call may simply run again."""
         self.spec = self.spec.model_copy(update={"tool_class": "retry_safe"})

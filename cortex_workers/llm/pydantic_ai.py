@@ -57,12 +57,12 @@ class PydanticAIClient:
         Raises: ModelUnavailable, ModelFailed.
         """
         messages = to_messages(request, self._provider)
-        with _sorted_errors():
+        with sorted_errors():
             response = await direct.model_request(
                 self._model(),
                 messages,
-                model_settings=_settings(request),
-                model_request_parameters=_parameters(request.tools),
+                model_settings=to_settings(request),
+                model_request_parameters=to_parameters(request.tools),
             )
         return to_reply(response, self._provider)
 
@@ -72,12 +72,12 @@ class PydanticAIClient:
         Raises: ModelUnavailable, ModelFailed.
         """
         messages = to_messages(request, self._provider)
-        with _sorted_errors():
+        with sorted_errors():
             opened = direct.model_request_stream(
                 self._model(),
                 messages,
-                model_settings=_settings(request),
-                model_request_parameters=_parameters(request.tools),
+                model_settings=to_settings(request),
+                model_request_parameters=to_parameters(request.tools),
             )
             async with opened as streamed:
                 async for event in streamed:
@@ -193,7 +193,8 @@ def _text_of(event: Any) -> str:
     return ""
 
 
-def _parameters(tools: Sequence[ToolDefinition]) -> ModelRequestParameters:
+def to_parameters(tools: Sequence[ToolDefinition]) -> ModelRequestParameters:
+    """The tools of a request in the library's types."""
     return ModelRequestParameters(
         function_tools=[
             TheirTool(name=tool.name, description=tool.description, parameters_json_schema=tool.parameters)
@@ -202,7 +203,7 @@ def _parameters(tools: Sequence[ToolDefinition]) -> ModelRequestParameters:
     )
 
 
-def _settings(request: ModelRequest) -> ModelSettings:
+def to_settings(request: ModelRequest) -> ModelSettings:
     """The agent's own settings, below what the request says; one attempt only."""
     settings: dict[str, Any] = dict(request.settings)
     if request.max_tokens is not None:
@@ -216,7 +217,7 @@ def _settings(request: ModelRequest) -> ModelSettings:
 
 
 @contextmanager
-def _sorted_errors() -> Iterator[None]:
+def sorted_errors() -> Iterator[None]:
     """Turn the library's errors into the two that the run knows. Their texts may hold prompts; ours do not."""
     try:
         yield

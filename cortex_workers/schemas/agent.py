@@ -34,6 +34,7 @@ class ToolSpec(Document):
     effects: Effects = "mutating"
     needs_approval: bool = False
     approval_ttl_s: float | None = None
+    external_ttl_s: float | None = None
     timeout_s: float | None = None
     on_expiry: OnExpiry | None = None
     has_lookup: bool = False

@@ -33,8 +33,24 @@ class SettleOutcome(StrEnum):
     STOP = "stop"
 
 
+class CallDecision(Document):
+    """The outcome of one pending call within a decision.
+
+    ``amended_arguments`` replace the whole argument object of an approved call; a rejected call ignores them.
+    ``reason`` is what the model reads when the call is rejected.
+    Source: seed checkpoint, CallDecision.
+    """
+
+    approved: bool
+    amended_arguments: dict[str, Any] | None = None
+    reason: str | None = None
+
+
 class Decision(Document):
-    """The first recorded decision. ``actor`` is who the host process says decided, ``decided_by`` a display name."""
+    """The first recorded decision. ``actor`` is who the host process says decided, ``decided_by`` a display name.
+
+    ``calls`` decides each pending call on its own, by call id; ``approved`` is then derived (true when any call is).
+    """
 
     approved: bool
     decided_by: str | None = None
@@ -42,12 +58,13 @@ class Decision(Document):
     reason: str | None = None
     decided_at: datetime | None = None
     amended_arguments: dict[str, Any] | None = None
+    calls: dict[str, CallDecision] | None = None
     outcome: SettleOutcome | None = None
     result: Any = None
 
     def same_content(self, other: Decision) -> bool:
         """Whether two decisions say the same, whoever sent them and when (ruling 46)."""
-        fields = ("approved", "reason", "amended_arguments", "outcome", "result")
+        fields = ("approved", "reason", "amended_arguments", "calls", "outcome", "result")
         return all(getattr(self, name) == getattr(other, name) for name in fields)
 
 

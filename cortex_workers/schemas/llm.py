@@ -60,6 +60,18 @@ class ToolDefinition(Document):
     parameters: dict[str, Any] = Field(default_factory=lambda: {"type": "object", "properties": {}})
 
 
+class Deferral(Document):
+    """What became of a deferred call, for the client that makes it again.
+
+    ``approved``: a person said yes (then ``decided_by``); otherwise the client's own poll is due. ``ref`` is its handle.
+    """
+
+    kind: str
+    ref: str | None = None
+    approved: bool = False
+    decided_by: str | None = None
+
+
 class ModelRequest(Document):
     """One model call. ``temperature`` absent means the provider's default. Times are seconds."""
 
@@ -73,6 +85,7 @@ class ModelRequest(Document):
     timeout_s: float | None = None
     run_id: str = ""
     step: int = 0
+    deferral: Deferral | None = None
 
 
 class ModelReply(Document):

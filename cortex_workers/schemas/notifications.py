@@ -80,6 +80,16 @@ class CheckpointResolved(Model):
     closed_as: str
 
 
+class ResumeAdmitted(Model):
+    """An answer from outside was retained; the run is ready to go on with exactly it."""
+
+    kind: Literal["ResumeAdmitted"] = "ResumeAdmitted"
+    run_id: str
+    revision: int
+    suspension_id: str
+    pool: str = "main"
+
+
 Notification = Annotated[
     RunReady
     | RunReclaimable
@@ -87,7 +97,8 @@ Notification = Annotated[
     | RunFailed
     | RunCancelled
     | CheckpointCreated
-    | CheckpointResolved,
+    | CheckpointResolved
+    | ResumeAdmitted,
     Field(discriminator="kind"),
 ]
 

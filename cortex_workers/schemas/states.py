@@ -112,6 +112,7 @@ class Announce(StrEnum):
     RUN_CANCELLED = "RunCancelled"
     CHECKPOINT_CREATED = "CheckpointCreated"
     CHECKPOINT_RESOLVED = "CheckpointResolved"
+    RESUME_ADMITTED = "ResumeAdmitted"
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from typing import Any
 from cortex_workers.schemas.lifecycle import Instruction, RunState
 from cortex_workers.schemas.notifications import (
     Notification,
+    ResumeAdmitted,
     RunCancelled,
     RunCompleted,
     RunFailed,
@@ -31,6 +32,13 @@ def waiting(row: Mapping[str, Any], renotified: bool = False) -> Notification:
         )
     return RunReady(
         run_id=row["id"], revision=row["revision"], why=_why(row), pool=row["pool"], renotified=renotified
+    )
+
+
+def admitted(row: Mapping[str, Any]) -> Notification:
+    """The notification of an answer from outside that was retained."""
+    return ResumeAdmitted(
+        run_id=row["id"], revision=row["revision"], suspension_id=row["suspension_id"], pool=row["pool"]
     )
 
 

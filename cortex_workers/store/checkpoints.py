@@ -141,6 +141,16 @@ def page(
     return list(first_within(unit, statement, checkpoints, scope, lambda c: (c.id,), limit))
 
 
+def count_pending(unit: Unit, scope: str, run_id: str | None = None) -> int:
+    """How many questions of a scope and below wait for a decision."""
+    statement = select(func.count()).where(
+        checkpoints.c.state == "pending", within(checkpoints.c.scope, scope)
+    )
+    if run_id is not None:
+        statement = statement.where(checkpoints.c.run_id == run_id)
+    return int(unit.scalar(statement) or 0)
+
+
 def to_checkpoint(unit: Unit, row: Row) -> Checkpoint:
     """The public type of a row, its pause's deadline and calls included, its decider's principal left out."""
     calls: list[Row] = []

@@ -18,7 +18,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.types import Text
 
 from cortex_workers.schemas.lifecycle import CLAIMABLE_RUN_STATES
-from cortex_workers.store import clock, tables, transitions
+from cortex_workers.store import admissions, clock, tables, transitions
 from cortex_workers.store.transitions import Move, Row
 from cortex_workers.store.unit import Unit
 
@@ -104,7 +104,7 @@ def claim_named(
     """Claim one run by its id; empty when it is not claimable, not served, or its row or session is locked."""
     conditions = [runs.c.id == run_id, claimable(), served(claimer.digests)]
     if suspension_id is not None:
-        conditions.append(runs.c.suspension_id == suspension_id)
+        conditions += [runs.c.suspension_id == suspension_id, runs.c.instruction == "answer"]
     if not any_pool:
         conditions.append(runs.c.pool == claimer.pool)
     return _claim(unit, claimer, _candidates(conditions, limit=1), limit=1)
@@ -195,7 +195,7 @@ def _claim(unit: Unit, claimer: Claimer, candidate: Any, limit: int) -> list[Row
     )
     extra = [chosen.c[name] for name in ("input", "overrides", "principal", "system_prompt", "metadata")]
     try:
-        return transitions.apply_selected(unit, "claim", chosen, move, extra)
+        return transitions.apply_selected(unit, "claim", chosen, move, extra, admissions.starts_of)
     except IntegrityError as error:
         # Somebody took the turn between our snapshot and our write; the index is the judge.
         raise TurnTaken() from error

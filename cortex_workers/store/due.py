@@ -119,6 +119,31 @@ def overdue_pauses_across_scopes(unit: Unit, after: After, limit: int) -> list[D
     return _with_locks(unit, page, lockable)
 
 
+def overdue_polls_across_scopes(unit: Unit, after: After, limit: int) -> list[Due]:
+    """Pauses whose deferred model call is due to be asked again, the oldest first.
+
+    Index: suspensions_poll.
+    """
+    page = _page(
+        select(suspensions.c.id, suspensions.c.next_poll_at.label("at"))
+        .join(runs, and_(runs.c.id == suspensions.c.run_id, runs.c.suspension_id == suspensions.c.id))
+        .where(
+            suspensions.c.ended_at.is_(None),
+            suspensions.c.next_poll_at <= clock.now(),
+            runs.c.state == "paused",
+        ),
+        (suspensions.c.next_poll_at, suspensions.c.id),
+        after,
+        limit,
+    )
+    lockable = (
+        select(suspensions.c.id)
+        .where(suspensions.c.id.in_(select(page.c.id)), suspensions.c.schema_version <= READER_VERSION)
+        .with_for_update(key_share=True, skip_locked=True)
+    )
+    return _with_locks(unit, page, lockable)
+
+
 def cut_off_across_scopes(unit: Unit, after: After, limit: int) -> list[tuple[Due, int]]:
     """Cancelled runs of shared sessions whose holder may not act any more, with their revision. Index: runs_fenced."""
     statement = (

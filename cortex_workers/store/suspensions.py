@@ -5,6 +5,7 @@ Source: rulings 44, 47; runs.md 2.8, 2.9.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
@@ -19,14 +20,23 @@ from cortex_workers.store.unit import Unit
 suspensions, pending_calls, tool_calls = tables.suspensions, tables.pending_calls, tables.tool_calls
 
 
-def add(unit: Unit, row: Mapping[str, Any], ttl_s: float | None, pending: Sequence[Mapping[str, Any]]) -> Row:
+def add(
+    unit: Unit,
+    row: Mapping[str, Any],
+    ttl_s: float | None,
+    pending: Sequence[Mapping[str, Any]],
+    poll_s: float | None = None,
+) -> Row:
     """Write a pause with its calls; the deadline is computed by the database, once.
 
     Raises: IntegrityError when the run has a live pause already.
     """
     expires = clock.wall() + timedelta(seconds=ttl_s) if ttl_s is not None else None
+    poll = clock.wall() + timedelta(seconds=poll_s) if poll_s is not None else None
     made = (
-        unit.execute(insert(suspensions).values(**row, expires_at=expires).returning(*suspensions.c))
+        unit.execute(
+            insert(suspensions).values(**row, expires_at=expires, next_poll_at=poll).returning(*suspensions.c)
+        )
         .mappings()
         .one()
     )
@@ -41,6 +51,18 @@ def get(unit: Unit, suspension_id: str) -> Row | None:
         suspensions.c.id == suspension_id
     )
     found = unit.execute(statement).mappings().first()
+    return dict(found) if found is not None else None
+
+
+def at_revision(unit: Unit, run_id: str, revision: int) -> Row | None:
+    """The pause that a run entered with that revision."""
+    found = (
+        unit.execute(
+            select(suspensions).where(suspensions.c.run_id == run_id, suspensions.c.run_revision == revision)
+        )
+        .mappings()
+        .first()
+    )
     return dict(found) if found is not None else None
 
 
@@ -82,6 +104,43 @@ def answer_all(unit: Unit, suspension_id: str, by: str, door: str) -> None:
         update(pending_calls)
         .where(pending_calls.c.suspension_id == suspension_id, pending_calls.c.answered_at.is_(None))
         .values(answered_at=clock.wall(), answered_by=by, door=door)
+    )
+
+
+def of_calls(unit: Unit, run_id: str, call_ids: Sequence[str]) -> str | None:
+    """The newest pause in which one of these calls waits or waited for somebody outside."""
+    found = unit.scalar(
+        select(pending_calls.c.suspension_id)
+        .where(
+            pending_calls.c.run_id == run_id,
+            pending_calls.c.call_id.in_(list(call_ids)),
+            pending_calls.c.kind == "external",
+        )
+        .order_by(pending_calls.c.suspension_id.desc())
+        .limit(1)
+    )
+    return str(found) if found is not None else None
+
+
+def keep_answer(unit: Unit, suspension_id: str, call_id: str, data: bytes, by: str) -> None:
+    """Keep the answer to one call until the last one is in."""
+    unit.execute(
+        update(pending_calls)
+        .where(pending_calls.c.suspension_id == suspension_id, pending_calls.c.call_id == call_id)
+        .values(
+            answer=data,
+            answer_digest=hashlib.sha256(data).hexdigest(),
+            answered_at=clock.wall(),
+            answered_by=by,
+            door="provide_result",
+        )
+    )
+
+
+def empty_answers(unit: Unit, suspension_id: str) -> None:
+    """Drop kept answers once the admission holds them: bytes have one home at any time (ruling 43)."""
+    unit.execute(
+        update(pending_calls).where(pending_calls.c.suspension_id == suspension_id).values(answer=None)
     )
 
 

@@ -24,7 +24,14 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 
 from cortex_workers.store.columns import EVENT_ID, Id, Time, made, metadata, states_of
-from cortex_workers.store.tables_pauses import adjudications, checkpoints, pending_calls, suspensions
+from cortex_workers.store.tables_pauses import (
+    adjudications,
+    checkpoints,
+    pending_calls,
+    resume_admissions,
+    resume_receipts,
+    suspensions,
+)
 
 __all__ = [
     "EVENT_ID",
@@ -38,6 +45,8 @@ __all__ = [
     "messages",
     "metadata",
     "pending_calls",
+    "resume_admissions",
+    "resume_receipts",
     "run_specs",
     "runs",
     "sessions",

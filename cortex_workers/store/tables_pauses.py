@@ -151,3 +151,45 @@ adjudications = Table(
     Index("adjudications_session", "session_id", "seq"),
     Index("adjudications_export", "scope", "workload", "adjudicated_at"),
 )
+
+
+resume_admissions = Table(
+    "resume_admissions",
+    metadata,
+    Column("run_id", Id, primary_key=True),
+    Column("suspension_id", Id, primary_key=True),
+    Column("scope", Id, nullable=False),
+    Column("input", LargeBinary, nullable=False),
+    Column("request_digest", Text, nullable=False),
+    Column("suspension_digest", Text, nullable=False),
+    Column("run_revision", BigInteger, nullable=False),
+    Column("claimed_revision", BigInteger, nullable=False),
+    Column("schema_version", Integer, nullable=False, server_default="1"),
+    Column("admitted_at", Time, nullable=False, server_default=func.clock_timestamp()),
+    Column("admitted_by", Text),
+    Column("door", Text, nullable=False),
+    # pages and discovery, exact scope
+    Index("resume_admissions_scope", "scope", "run_id", "suspension_id"),
+)
+
+resume_receipts = Table(
+    "resume_receipts",
+    metadata,
+    Column("run_id", Id, primary_key=True),
+    Column("suspension_id", Id, primary_key=True),
+    Column("kind", Text, primary_key=True),
+    Column("digest", Text, nullable=False),
+    Column("document", JSONB),
+    Column("run_revision", BigInteger, nullable=False),
+    Column("event_id", Id),
+    Column("at", Time, nullable=False, server_default=func.clock_timestamp()),
+    CheckConstraint("kind in ('start', 'expiry', 'closure')", name="kind"),
+    # a start and an expiry exclude each other (ruling 41)
+    Index(
+        "resume_receipts_once",
+        "run_id",
+        "suspension_id",
+        unique=True,
+        postgresql_where=text("kind in ('start', 'expiry')"),
+    ),
+)

@@ -7,12 +7,13 @@ Source: house.md 3.4; rulings 20, 29, 30, 58.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
 from sqlalchemy import (
+    CTE,
     BigInteger,
     ColumnElement,
     FromClause,
@@ -116,11 +117,17 @@ def apply(unit: Unit, name: str, run_id: str, guard: Guard, move: Move = Move())
 
 
 def apply_selected(
-    unit: Unit, name: str, chosen: FromClause, move: Move, extra: Sequence[Any] = ()
+    unit: Unit,
+    name: str,
+    chosen: FromClause,
+    move: Move,
+    extra: Sequence[Any] = (),
+    also: Callable[[CTE], CTE] | None = None,
 ) -> list[Row]:
     """Move every run that a locking selection (columns ``id``, ``before``) names, in one statement.
 
-    Returns the new rows with ``before`` and the ``extra`` columns. Used by claims and the watchdog.
+    Returns the new rows with ``before`` and the ``extra`` columns. Used by claims and the watchdog. ``also`` adds what
+    the same statement writes besides.
     """
     row = transition("run", name)
     moved = (
@@ -130,7 +137,8 @@ def apply_selected(
         .returning(*runs.c, chosen.c.before, *extra)
         .cte("moved")
     )
-    result = unit.execute(_with_event(moved, row, move))
+    statement = _with_event(moved, row, move)
+    result = unit.execute(statement.add_cte(also(moved)) if also is not None else statement)
     rows: list[Row] = [dict(item) for item in result.mappings()]
     for after in rows:
         _tell(unit, row, str(after["before"]), after)
@@ -292,6 +300,9 @@ def _tell(unit: Unit, row: Transition, before: str | None, after: Row) -> None:
         if kind in (Announce.RUN_READY, Announce.RUN_RECLAIMABLE):
             if after["wait_reason"] is None and after["not_before"] - after["state_since"] < _SOON:
                 unit.announce(announcing.waiting(after))
+        elif kind is Announce.RESUME_ADMITTED:
+            if after["wait_reason"] is None:
+                unit.announce(announcing.admitted(after))
         elif kind not in (Announce.CHECKPOINT_CREATED, Announce.CHECKPOINT_RESOLVED):
             unit.announce(announcing.ended(after))
 

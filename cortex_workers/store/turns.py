@@ -15,20 +15,34 @@ from typing import Any
 from sqlalchemy import Interval, and_, case, func, literal, null, select, update
 
 from cortex_workers.schemas.lifecycle import transition
-from cortex_workers.store import announcing, clock, sessions, tables, transitions
+from cortex_workers.store import admissions, announcing, clock, sessions, tables, transitions
 from cortex_workers.store.transitions import Guard, Move, Row
 from cortex_workers.store.unit import Unit
 
 runs = tables.runs
 _WAITING = ("ready", "reclaimable")
+_HAND_BACKS = ("hand_back", "hand_back_reclaimable")
 
 
 def move(unit: Unit, name: str, run: Mapping[str, Any], guard: Guard, what: Move) -> Row | None:
     """Apply one transition to a run, its session's turn included; None when somebody else moved it first.
 
-    ``run`` needs ``id``, ``session_id`` and ``shared`` as last read.
+    ``run`` needs ``id``, ``session_id`` and ``shared`` as last read. A hand-back also takes back the start receipt
+    that its claim wrote (ruling 41).
     Writes: the run, its event, the session's completion order when the run ends, and the waits of a shared session.
     """
+    moved = _move(unit, name, run, guard, what)
+    if (
+        moved is not None
+        and guard.term is not None
+        and name in _HAND_BACKS
+        and moved["suspension_id"] is not None
+    ):
+        admissions.undo_start(unit, moved["id"], moved["suspension_id"], guard.term.revision)
+    return moved
+
+
+def _move(unit: Unit, name: str, run: Mapping[str, Any], guard: Guard, what: Move) -> Row | None:
     row, place = transition("run", name), None
     if row.ends:
         place = sessions.end_turn(unit, run["session_id"], what.session_messages)
@@ -47,7 +61,7 @@ def move(unit: Unit, name: str, run: Mapping[str, Any], guard: Guard, what: Move
         sessions.give_back(unit, run["session_id"], place)
     if moved is None or not moved["shared"]:
         return moved
-    recompute(unit, run["session_id"])
+    recompute(unit, run["session_id"], admitted=moved["id"] if name == "admit" else None)
     return _reread(unit, moved)
 
 
@@ -60,10 +74,11 @@ def _reread(unit: Unit, moved: Row) -> Row:
     return {**moved, "wait_reason": reason}
 
 
-def recompute(unit: Unit, session_id: str, later_s: float = 10.0) -> int:
+def recompute(unit: Unit, session_id: str, later_s: float = 10.0, admitted: str | None = None) -> int:
     """Set and clear the waits of a session's runs, under its lock; announces what it clears.
 
-    The first that applies: hold, gate, turn, no_worker (kept), later.
+    The first that applies: hold, gate, turn, no_worker (kept), later. ``admitted`` is a run whose answer was retained
+    in this transaction: it is told of as that.
     Returns the number of runs that may be claimed now and could not before.
     """
     session = sessions.lock(unit, session_id)
@@ -91,7 +106,8 @@ def recompute(unit: Unit, session_id: str, later_s: float = 10.0) -> int:
     )
     cleared = [dict(row) for row in changed if row["wait_reason"] is None]
     for row in cleared:
-        unit.announce(announcing.waiting(row))
+        told = announcing.admitted if row["id"] == admitted else announcing.waiting
+        unit.announce(told(row))
     return len(cleared)
 
 

@@ -18,3 +18,8 @@ def sweep_start_by(run: PassRun) -> None:
 def sweep_expiries(run: PassRun) -> None:
     """Expire pauses past their deadline; one of a gated session waits for the lift."""
     run.each_due(due.overdue_pauses_across_scopes, expire.expire_pause)
+
+
+def sweep_polls(run: PassRun) -> None:
+    """Ask again for deferred model calls that the provider may have answered by now."""
+    run.each_due(due.overdue_polls_across_scopes, expire.poll)

@@ -45,6 +45,7 @@ class Pass:
 PASSES: tuple[Pass, ...] = (
     Pass("lapses", lapsed.sweep_lapses),
     Pass("start_by", expired.sweep_start_by),
+    Pass("polls", expired.sweep_polls),
     Pass("expiries", expired.sweep_expiries),
     Pass("waits", waits.sweep_waits),
     Pass("hints", hints.sweep_hints),

@@ -32,6 +32,7 @@ Role = Literal["worker", "api"]
 
 MODULES = (
     "cortex_workers.tasks.continue_run",
+    "cortex_workers.tasks.resume",
     "cortex_workers.tasks.sweep_expired",
     "cortex_workers.tasks.signals",
 )

@@ -36,6 +36,14 @@ class ContinueRunMessage(Message):
     kind: Literal["start", "begun"] = "begun"
 
 
+class ResumeMessage(Message):
+    """Continue a run with exactly the answer that was admitted for one pause."""
+
+    run_id: Id
+    suspension_id: Id
+    revision: int | None = None
+
+
 class SweepExpiredMessage(Message):
     """Sweep: every pass, or those named."""
 

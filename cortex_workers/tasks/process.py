@@ -18,6 +18,7 @@ from cortex_workers.tasks.depth import BrokerDepth
 from cortex_workers.tasks.publish import attach
 from cortex_workers.tasks.routes import takes_runs
 from cortex_workers.tasks.standby import Standby, Starvation
+from cortex_workers.tasks.tokens import TokenPusher
 
 if TYPE_CHECKING:
     from cortex_workers.engine.runtime import Runtime
@@ -39,6 +40,8 @@ class WorkerProcess:
 
         self.rt = wiring.build(settings, role="worker", drain=SWITCH)
         attach(self.rt)
+        self.rt.tokens = tokens = TokenPusher(settings)
+        self.rt.closers.append(tokens.close)
         self.depth = BrokerDepth(settings)
         self.rt.depth = self.depth
         self.watchdog = Watchdog(

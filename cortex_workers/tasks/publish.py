@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 from cortex_workers import telemetry
 from cortex_workers.errors import CortexError
-from cortex_workers.schemas.notifications import Notification
+from cortex_workers.schemas.notifications import Notification, ResumeAdmitted
 from cortex_workers.settings import Settings
 from cortex_workers.store.demand import hint_target
 from cortex_workers.tasks.depth import waiting
 from cortex_workers.tasks.link import BrokerAway, Link
-from cortex_workers.tasks.messages import ContinueRunMessage
+from cortex_workers.tasks.messages import ContinueRunMessage, ResumeMessage
 from cortex_workers.tasks.outbox import Outbox
 from cortex_workers.tasks.routes import QUEUES, Kind, QueueKind, route
 
@@ -47,6 +47,7 @@ class Hint:
     pool: str
     run_id: str
     revision: int
+    suspension_id: str | None = None
 
 
 class CeleryPublisher:
@@ -65,7 +66,8 @@ class CeleryPublisher:
         if found is None:
             return
         way, fact = found
-        hint = Hint(way.task, way.queue, way.kind, fact.pool, fact.run_id, fact.revision)
+        suspension_id = fact.suspension_id if isinstance(fact, ResumeAdmitted) else None
+        hint = Hint(way.task, way.queue, way.kind, fact.pool, fact.run_id, fact.revision, suspension_id)
         self._outbox().put(hint)
 
     def flush(self, timeout_s: float = FLUSH_S) -> bool:
@@ -170,7 +172,7 @@ class CeleryPublisher:
     def _send_one(self, hint: Hint) -> None:
         from cortex_workers.tasks.app import queue
 
-        body = ContinueRunMessage(run_id=hint.run_id, revision=hint.revision, kind=hint.kind).body()
+        body = _body(hint)
         options: dict[str, Any] = {
             "kwargs": body,
             # What Flower shows; without these Celery would copy whatever it is given, twice.
@@ -188,6 +190,15 @@ class CeleryPublisher:
         )
         telemetry.PUBLISHED.labels(hint.task).inc()
         telemetry.event("hint.published", level="debug", run_id=hint.run_id, task=hint.task)
+
+
+def _body(hint: Hint) -> dict[str, Any]:
+    """The message of a hint: a named admission for `resume`, else a wake-up with a preference."""
+    if hint.suspension_id is not None:
+        return ResumeMessage(
+            run_id=hint.run_id, suspension_id=hint.suspension_id, revision=hint.revision
+        ).body()
+    return ContinueRunMessage(run_id=hint.run_id, revision=hint.revision, kind=hint.kind).body()
 
 
 def attach(rt: Runtime) -> CeleryPublisher:

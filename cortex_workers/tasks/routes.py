@@ -10,9 +10,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from cortex_workers.schemas.notifications import Notification, RunReady, RunReclaimable
+from cortex_workers.schemas.notifications import Notification, ResumeAdmitted, RunReady, RunReclaimable
 
 CONTINUE_RUN: Final = "cortex.continue_run"
+RESUME: Final = "cortex.resume"
 SWEEP_EXPIRED: Final = "cortex.sweep_expired"
 
 QueueKind = Literal["continue", "resume", "a2a", "sweep"]
@@ -33,6 +34,7 @@ class Route:
 
 _START = Route(CONTINUE_RUN, "continue", "start")
 _BEGUN = Route(CONTINUE_RUN, "resume", "begun")
+_ADMITTED = Route(RESUME, "resume", "begun")
 
 ROUTES: Final[dict[tuple[str, str], Route]] = {
     ("RunReady", "start"): _START,
@@ -40,6 +42,7 @@ ROUTES: Final[dict[tuple[str, str], Route]] = {
     ("RunReady", "slice"): _BEGUN,
     ("RunReady", "reclaim"): _BEGUN,
     ("RunReclaimable", ""): _BEGUN,
+    ("ResumeAdmitted", ""): _ADMITTED,
 }
 """By kind of notification and, where it has one, its ``why``."""
 
@@ -48,15 +51,19 @@ TOLD_ONLY: Final = frozenset(
 )
 """Hooks hear of these; no task does anything about them."""
 
-TASK_QUEUES: Final[dict[str, QueueKind]] = {CONTINUE_RUN: "resume", SWEEP_EXPIRED: "sweep"}
+TASK_QUEUES: Final[dict[str, QueueKind]] = {
+    CONTINUE_RUN: "resume",
+    RESUME: "resume",
+    SWEEP_EXPIRED: "sweep",
+}
 """Where a task goes that names no queue: `celery call`, beat. A continue without a route has begun."""
 
 
-def route(notification: Notification) -> tuple[Route, RunReady | RunReclaimable] | None:
+def route(notification: Notification) -> tuple[Route, RunReady | RunReclaimable | ResumeAdmitted] | None:
     """Where a notification goes, with the notification; None when no task acts on it."""
     if isinstance(notification, RunReady):
         return ROUTES[notification.kind, notification.why], notification
-    if isinstance(notification, RunReclaimable):
+    if isinstance(notification, RunReclaimable | ResumeAdmitted):
         return ROUTES[notification.kind, ""], notification
     return None
 

@@ -6,7 +6,7 @@
         monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
 
 It listens on the loopback only, answers ``/v1/chat/completions`` and ``/v1/responses``, streamed and not, in the
-order of its answers, and refuses a conversation that the real API would refuse.
+order of its answers, and refuses a conversation that the real API would refuse. Files and batches: `openai_batches`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from cortex_workers.testing import openai_batches
 from cortex_workers.testing import openai_wire as wire
+from cortex_workers.testing.openai_batches import Batches
 from cortex_workers.testing.openai_wire import Answer
 
 __all__ = ["Answer", "OpenAIServer", "Received"]
@@ -40,7 +42,8 @@ class Received:
 class OpenAIServer:
     """Answers requests from a list, in their order; a context manager.
 
-    ``requests`` are what came in; ``hung_up`` is set when a client went away while a slow answer was due.
+    ``requests`` are what came in; ``hung_up`` is set when a client went away while a slow answer was due. The
+    lines of a batch count as requests when ``batches`` ends it.
     """
 
     def __init__(self, answers: Sequence[Answer | dict[str, Any]]) -> None:
@@ -50,6 +53,7 @@ class OpenAIServer:
         self._closing = threading.Event()
         self.arrived = threading.Event()
         self.hung_up = threading.Event()
+        self.batches = Batches(lambda path, body: self.take(Received(path, {}, body)))
         self._server = _Server(("127.0.0.1", 0), _handler(self))
         self._thread = threading.Thread(
             target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
@@ -132,9 +136,24 @@ def _handler(owner: OpenAIServer) -> type[BaseHTTPRequestHandler]:
         def log_message(self, format: str, *args: Any) -> None:
             """Keep the test's output clean."""
 
+        def do_GET(self) -> None:
+            self._files_and_batches(b"")
+
+        def do_DELETE(self) -> None:
+            self._files_and_batches(b"")
+
+        def _files_and_batches(self, data: bytes) -> None:
+            headers = {key.lower(): value for key, value in self.headers.items()}
+            status, body, retry_after = owner.batches.answer(self.command, self.path, headers, data)
+            _send(self, status, body, headers={"retry-after": retry_after} if retry_after else {})
+
         def do_POST(self) -> None:
             length = int(self.headers.get("content-length", 0))
-            body = json.loads(self.rfile.read(length) or b"{}")
+            data = self.rfile.read(length)
+            if self.path.startswith(openai_batches.PATHS):
+                self._files_and_batches(data)
+                return
+            body = json.loads(data or b"{}")
             headers = {key.lower(): value for key, value in self.headers.items()}
             number, answer = owner.take(Received(self.path, headers, body))
             if answer.slow_s and not owner.wait(answer.slow_s, self.connection):

@@ -51,7 +51,7 @@ def arrange(
     """A run in a state, looking as much as possible like one that the transition is for."""
     start_by = clock.at + timedelta(seconds=START_BY_S) if row.fence is Fence.OVERDUE_START else None
     run = factory.a_run(database, session=session, start_by=start_by)
-    if state in (RunState.CREATED, RunState.INCOMPLETE):
+    if state is RunState.CREATED:
         return _only_in_later_rooms(database, run, state)
     if state is RunState.READY:
         return factory.an_answered_run(database, run=_paused(database, run)) if _of_a_pause(row) else run
@@ -64,6 +64,9 @@ def arrange(
         return running
     if state is RunState.RECLAIMABLE:
         return factory.a_reclaimable_run(database, run=running, handed_off=True)
+    if state is RunState.INCOMPLETE:
+        left = factory.a_reclaimable_run(database, run=running, handed_off=True)
+        return factory.move(database, "close_reclaimable", left, Guard(revision=left["revision"]))
     return factory.an_ended_run(database, state, run=running)
 
 

@@ -61,6 +61,22 @@ _TRACES = """
     select scope, session_id, id, seq, 'run.claim', seq + 1 from runs, generate_series(0, 2) seq
     where id like 'arun\\_' || :kind || '%'
 """
+_ANSWERS = """
+    insert into pending_calls (suspension_id, call_id, run_id, session_id, ordinal, kind, answerable_by)
+    select 'sus_' || id, 'call_0', id, session_id, 0, 'external', 'machine'
+    from runs where id like 'arun\\_h%' order by id desc limit :count;
+    insert into suspensions (id, run_id, session_id, scope, run_revision, reason, step_index, next_step,
+                             messages_upto, usage, digest, on_expiry, ended_at, ended_as)
+    select 'sus_' || id, id, session_id, scope, 1, 'external_tool', 0, 1, 1, '{}', id, 'fail', now(), 'answered'
+    from runs where id like 'arun\\_h%' order by id desc limit :count;
+    insert into resume_admissions (run_id, suspension_id, scope, input, request_digest, suspension_digest,
+                                   run_revision, claimed_revision, door)
+    select id, 'sus_' || id, scope, '{"tool_results":[]}', id, id, 1, 2, 'provide_results'
+    from runs where id like 'arun\\_h%' order by id desc limit :count;
+    insert into resume_receipts (run_id, suspension_id, kind, digest, run_revision)
+    select id, 'sus_' || id, 'start', id, 3
+    from runs where id like 'arun\\_h%' order by id desc limit :count
+"""
 
 
 class Seeds:
@@ -150,6 +166,18 @@ class Seeds:
                 ),
                 {"count": count},
             )
+
+    def answers(self, count: int) -> None:
+        """Answers from outside to as many of the completed runs, each begun with."""
+        with self._database.transaction() as unit:
+            for statement in _ANSWERS.split(";"):
+                unit.execute(text(statement), {"count": count})
+
+    def deferred(self, count: int) -> None:
+        """Runs whose model call is made again later."""
+        self._runs("d", count, state="paused", suspension="'sus_d' || lpad(n::text, 8, '0')")
+        poll = "update suspensions set next_poll_at = now() + interval '1 day' where id like 'sus\\_d%'"
+        self._more("d", _SPECS, _PAUSES, poll)
 
     def settled(self) -> None:
         """Let Postgres learn what is there, and clean up behind us."""

@@ -8,6 +8,7 @@ import pytest
 from cortex_workers.schemas.lease import Term
 from cortex_workers.settings import load_settings
 from cortex_workers.store import (
+    admissions,
     agents,
     checkpoints,
     claims,
@@ -39,6 +40,7 @@ CLAIMER = Claimer("worker-1", 60.0, "main", [factory.AGENT.digest()])
 SCOPE, OLD_RUN, OLD_SESSION = "tenant=t1", "arun_h00000101", "ses_h00000010"
 BUSY_SESSION, WAITING_RUN = "ses_w00000010", "arun_w00000201"
 PAUSED_RUN, PAUSE = "arun_p00000101", "sus_p00000101"
+OLD_PAUSE = f"sus_{OLD_RUN}"
 
 # By index, what it is for; the work is done for real and undone.
 USED: Mapping[str, Mapping[str, Callable[[Unit], Any]]] = {
@@ -139,6 +141,20 @@ USED: Mapping[str, Mapping[str, Callable[[Unit], Any]]] = {
     "run_specs_pk": {"a run's input": lambda unit: runs.spec(unit, OLD_RUN)},
     "suspensions_pk": {"a pause": lambda unit: suspensions.get(unit, PAUSE)},
     "pending_calls_pk": {"a pause's calls": lambda unit: suspensions.pending(unit, PAUSE)},
+    "pending_calls_call": {
+        "which pause a call waits in": lambda unit: suspensions.of_calls(unit, OLD_RUN, ["call_0"]),
+        "what came in": lambda unit: admissions.answers(unit, OLD_RUN, ["call_0"]),
+    },
+    "suspensions_poll": {"ask again": lambda unit: due.overdue_polls_across_scopes(unit, None, 100)},
+    "resume_admissions_pk": {
+        "an answer": lambda unit: admissions.get(unit, OLD_RUN, OLD_PAUSE),
+        "the newest": lambda unit: admissions.latest(unit, OLD_RUN),
+        "a page": lambda unit: admissions.page(unit, SCOPE, OLD_RUN, None, 50),
+    },
+    "resume_receipts_once": {
+        "a start": lambda unit: admissions.receipt(unit, OLD_RUN, OLD_PAUSE, "start"),
+        "a start taken back": lambda unit: admissions.undo_start(unit, OLD_RUN, OLD_PAUSE, 3),
+    },
     "sessions_pk": {"lock": lambda unit: sessions.lock(unit, BUSY_SESSION)},
 }
 
@@ -148,10 +164,9 @@ JUDGES = {"suspensions_live"}
 LATER = {
     "sessions_gated": "operators",
     "sessions_aborted": "operators",
-    "suspensions_poll": "deferred model calls",
-    "pending_calls_call": "answers from outside",
     "pending_calls_reply": "messages between agents",
     "pending_calls_open": "operators",
+    "resume_admissions_scope": "operators",
     "adjudications_session": "operators",
     "adjudications_export": "operators",
     "events_session": "operators",
@@ -176,6 +191,8 @@ def seeded(addresses: Addresses, template_database: str) -> Iterator[Database]:
         seeds.later(5_000)
         seeds.paused(5_000)
         seeds.cut_off(500)
+        seeds.answers(20_000)
+        seeds.deferred(2_000)
         seeds.workers(10, 3_000)
         seeds.versions(2_000)
         seeds.verdicts(20_000)

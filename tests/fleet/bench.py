@@ -184,6 +184,11 @@ class Bench:
         """Wait until a run asks somebody, and return the checkpoint."""
         return wait_until(lambda: self.question(run_id), f"{run_id} to ask", deadline_s) or ""
 
+    def paused(self, run_id: str) -> Row:
+        """Wait until a run waits for somebody."""
+        wait_until(lambda: self.row(run_id)["state"] == "paused", f"{run_id} to pause")
+        return self.row(run_id)
+
     def running(self, run_id: str) -> Row:
         """Wait until a run is under way."""
         wait_until(lambda: self.row(run_id)["state"] == "running", f"{run_id} to run")

@@ -16,6 +16,7 @@ from cortex_workers import DidNotHappen, Happened, Host, ToolContext
 from cortex_workers.host import LookupAnswer
 from cortex_workers.llm.script import Turn
 from cortex_workers.llm.scripted import ScriptedModel, turn_index
+from cortex_workers.llm.spend_gate import SpendGate
 from cortex_workers.schemas.llm import ModelRequest
 
 host = Host()
@@ -134,6 +135,18 @@ def burn(seconds: float) -> str:
     return f"burnt {seconds:g}"
 
 
+def quote(item: str) -> str:  # type: ignore[empty-body]
+    """Ask a supplier, who answers from outside."""
+
+
+def quote_soon(item: str) -> str:  # type: ignore[empty-body]
+    """Ask a supplier who has half a second to answer."""
+
+
+host.external_tool(quote)
+host.external_tool(quote_soon, ttl=timedelta(seconds=0.5))
+
+
 def obey(request: ModelRequest) -> Turn:
     """The turn that the newest input asks for: an input is a list of turns (see `tests.fleet.bench.script`)."""
     asked = next(message.content for message in reversed(request.messages) if message.role == "user")
@@ -151,3 +164,9 @@ TOOLS = list(host.tools)
 
 host.agent("clerk", model=MODEL, instructions="Do as you are told.", tools=TOOLS)
 host.agent("parallel", model=MODEL, instructions="Do as you are told.", tools=TOOLS, turns="parallel")
+host.agent(
+    "careful",
+    model=SpendGate(MODEL, max_tokens=1),
+    instructions="Do as you are told, if a person says that it is worth it.",
+    tools=TOOLS,
+)

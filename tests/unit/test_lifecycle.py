@@ -20,8 +20,8 @@ from cortex_workers.schemas.lifecycle import (
     transition,
 )
 
-LATER = {"run": {RunState.CREATED, RunState.INCOMPLETE}, "checkpoint": set(), "tool_call": set()}
-"""States whose rows arrive with later rooms: a host's own runs, and the closer of answers."""
+LATER = {"run": {RunState.CREATED}, "checkpoint": set(), "tool_call": set()}
+"""States whose rows arrive with later rooms: a host's own runs."""
 
 TERMINAL = {
     "run": TERMINAL_RUN_STATES,
@@ -114,7 +114,9 @@ def test_a_pause_is_left_only_under_its_own_fence_and_ends_then() -> None:
 def test_a_waiting_run_is_announced_unless_it_was_only_handed_back() -> None:
     for row in RUN:
         if row.target in CLAIMABLE_RUN_STATES and not row.name.startswith("hand_back"):
-            assert {"RunReady", "RunReclaimable"} & {str(news) for news in row.announces}, row.name
+            assert {"RunReady", "RunReclaimable", "ResumeAdmitted"} & {str(news) for news in row.announces}, (
+                row.name
+            )
 
 
 def test_only_a_lapse_counts_a_reclaim() -> None:

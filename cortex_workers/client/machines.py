@@ -1,0 +1,90 @@
+"""Answers from outside, and the ledger that keeps them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from cortex_workers.client.base import ClientBase
+from cortex_workers.engine import host_checkpoint, ledger
+from cortex_workers.engine import resume as resuming
+from cortex_workers.errors import (
+    NotPausedYet,
+)
+from cortex_workers.schemas.admission import ResumeAdmission, ResumeAdmissionPage, ResumeExpiry, ToolResult
+from cortex_workers.schemas.checkpoint import Checkpoint
+
+T = TypeVar("T")
+
+
+class Machines(ClientBase):
+    """The verbs of those who run tools for the fleet."""
+
+    def provide_results(
+        self, run_id: str, results: Sequence[ToolResult], *, scope: str | None = None, patience_s: float = 5.0
+    ) -> ResumeAdmission:
+        """Answer every external call of a run's pause at once; the run goes on elsewhere with exactly these bytes.
+
+        The same answer again returns the original receipt (``fresh`` false). An answer that is quicker than its pause
+        is sent again by itself for ``patience_s`` seconds.
+        Raises: ResultsMismatch, RequiresApproval, NotAgentReplyResumable, SuspensionExpired, NotSuspended,
+        NotPausedYet, AdmissionConflict, InvalidState after a partial answer, InputTooLarge, RunNotFound, InvalidId.
+        """
+        items, where = list(results), self._any_scope(scope)
+        return _patiently(
+            patience_s, lambda: resuming.provide_results(self._rt, run_id, items, where, self._actor)
+        )
+
+    def provide_result(
+        self, run_id: str, result: ToolResult, *, scope: str | None = None, patience_s: float = 5.0
+    ) -> ResumeAdmission | None:
+        """Answer one external call; None while others of the pause are open, the admission with the last one.
+
+        Raises: as ``provide_results``.
+        """
+        where = self._any_scope(scope)
+        return _patiently(
+            patience_s, lambda: resuming.provide_result(self._rt, run_id, result, where, self._actor)
+        )
+
+    def admissions(
+        self, run_id: str, *, scope: str | None = None, after: str | None = None, limit: int = 50
+    ) -> ResumeAdmissionPage:
+        """The answers that were admitted for a run of exactly this scope; ``after`` is the cursor of a page before.
+
+        Raises: InvalidId, InvalidArgument.
+        """
+        return ledger.page(self._rt, run_id, self._need_scope(scope), after, limit)
+
+    def expire_admission(
+        self, run_id: str, suspension_id: str, request_digest: str, *, scope: str | None = None
+    ) -> ResumeExpiry:
+        """Give up an admitted answer that nobody began with; its run fails. An explicit act, never a timer's.
+
+        Raises: AdmissionNotFound, AdmissionConflict, ResumeAlreadyStarted, InvalidState, InvalidId.
+        """
+        where = self._need_scope(scope)
+        return ledger.expire(self._rt, run_id, suspension_id, request_digest, where, self._actor)
+
+    def open_checkpoint(
+        self, run_id: str, reason: str, *, metadata: dict[str, Any] | None = None, scope: str | None = None
+    ) -> Checkpoint:
+        """Ask people something about a run without stopping it; the decision is recorded and nothing else happens.
+
+        Raises: InvalidId, RunNotFound, InvalidArgument, UnstorableText.
+        """
+        return host_checkpoint.open_checkpoint(self._rt, run_id, reason, metadata, self._any_scope(scope))
+
+
+def _patiently(patience_s: float, attempt: Callable[[], T]) -> T:
+    """Try again while the run does not wait yet: the pause may be a moment away."""
+    end, waited = time.monotonic() + patience_s, threading.Event()
+    while True:
+        try:
+            return attempt()
+        except NotPausedYet:
+            if time.monotonic() >= end:
+                raise
+            waited.wait(0.05)

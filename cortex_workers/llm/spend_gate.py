@@ -1,0 +1,98 @@
+"""A model client that asks a person before an expensive call: the one deferrer that needs no provider's help.
+
+Source: decision S6 (a client may raise the deferral); rulings 50; issue: requests above an estimate wait for a person.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterator, Callable
+from datetime import timedelta
+from typing import Any
+
+from cortex_workers.errors import DeferredModelCall, Misconfiguration
+from cortex_workers.ports import ModelClient
+from cortex_workers.schemas.base import canonical_json
+from cortex_workers.schemas.llm import ModelDelta, ModelRequest
+
+KIND = "spend"
+CHARS_PER_TOKEN = 4
+"""A cautious rule of thumb, where the client cannot count by itself."""
+
+
+def estimate_tokens(request: ModelRequest) -> int:
+    """Tokens of a request by its length, the answer's limit included."""
+    sent = len(request.system) + sum(
+        len(item.content) + sum(len(call.arguments) for call in item.tool_calls) for item in request.messages
+    )
+    tools = sum(len(tool.description) + len(canonical_json(tool.parameters)) for tool in request.tools)
+    return (sent + tools) // CHARS_PER_TOKEN + (request.max_tokens or 0)
+
+
+class SpendGate:
+    """Wraps a client; a request above ``max_tokens`` or ``max_cost`` (in the unit of ``cost``) waits for a person.
+
+    ``cost`` turns estimated tokens into money. ``ttl`` is the deadline of the question. An approved call goes through
+    once; the next expensive one asks again.
+    """
+
+    def __init__(
+        self,
+        client: ModelClient,
+        *,
+        max_tokens: int | None = None,
+        max_cost: float | None = None,
+        cost: Callable[[ModelRequest, int], float] | None = None,
+        ttl: timedelta | None = None,
+    ) -> None:
+        if max_tokens is None and max_cost is None:
+            raise Misconfiguration("a spend gate needs max_tokens or max_cost")
+        if max_cost is not None and cost is None:
+            raise Misconfiguration("a spend gate with max_cost needs cost=, which turns tokens into money")
+        self._client = client
+        self._max_tokens = max_tokens
+        self._max_cost = max_cost
+        self._cost = cost
+        self._ttl = ttl
+
+    def complete(self, request: ModelRequest) -> Any:
+        """Answer, or defer.
+
+        Raises: DeferredModelCall (kind ``spend``).
+        """
+        self._check(request)
+        return self._client.complete(request)
+
+    async def stream(self, request: ModelRequest) -> AsyncIterator[ModelDelta]:
+        """Answer piece by piece, or defer.
+
+        Raises: DeferredModelCall (kind ``spend``).
+        """
+        self._check(request)
+        async for delta in self._client.stream(request):
+            yield delta
+
+    def count_tokens(self, request: ModelRequest) -> int:
+        """Tokens of a request: the client's own count where it has one, else an estimate."""
+        count = getattr(self._client, "count_tokens", None)
+        if count is None or inspect.iscoroutinefunction(count):
+            return estimate_tokens(request)
+        return int(count(request))
+
+    def _check(self, request: ModelRequest) -> None:
+        asked = request.deferral
+        if asked is not None and (asked.approved or asked.kind != KIND):
+            # Approved here, or put off by the client behind this gate, to which it had let the call through.
+            return
+        tokens = self.count_tokens(request)
+        if self._max_tokens is not None and tokens > self._max_tokens:
+            self._defer(f"about {tokens} tokens, the limit is {self._max_tokens}")
+        if self._max_cost is not None and self._cost is not None:
+            cost = self._cost(request, tokens)
+            if cost > self._max_cost:
+                self._defer(f"about {cost:.4g}, the limit is {self._max_cost:.4g}")
+
+    def _defer(self, why: str) -> None:
+        raise DeferredModelCall(
+            "this model call waits for a person", kind=KIND, reason=f"model call of {why}", ttl=self._ttl
+        )

@@ -1,0 +1,817 @@
+"""An uncertain start is closed as incomplete: once, under the guards of the host, with a receipt."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from cortex_workers import Client, ToolContext
+from cortex_workers.engine import expire, ledger
+from cortex_workers.errors import (
+    AdmissionConflict,
+    AdmissionNotFound,
+    ClosureRefused,
+    InvalidArgument,
+    InvalidState,
+    RunLeased,
+    StoreUnavailable,
+    WaitTimeout,
+)
+from cortex_workers.operate.closer import ResumeCloser, closure
+from cortex_workers.operate.closing_proof import WorkersGone
+from cortex_workers.schemas.admission import ClaimVersion, ResumeClosure, ResumeClosureRequest, ToolResult
+from cortex_workers.schemas.ids import RUN, SUSPENSION, new_id
+from cortex_workers.store import admissions, leases, tables, workers
+from cortex_workers.store.unit import Unit
+from cortex_workers.testing import factory
+from cortex_workers.testing.clock import stopped_clock
+from tests.contract.recorder import recording
+from tests.contract.test_lock_order import out_of_order
+from tests.engine.world import SCOPE, TTL_S, Worker, World, at, call, say, turn
+
+PACK_THEN_SHIP = [turn(call("pack", order="17")), turn(call("ship", order="17")), say("Done.")]
+
+
+@dataclass
+class Guards:
+    """A host's fence and authorizer that say what the test wants and remember what they were asked."""
+
+    refuses: Exception | None = None
+    asked: list[ResumeClosureRequest] = field(default_factory=list)
+    fenced: list[ResumeClosureRequest] = field(default_factory=list)
+    around: Callable[[Callable[[ResumeClosureRequest], None], ResumeClosureRequest], None] | None = None
+
+    def authorize_resume_closure(self, request: ResumeClosureRequest) -> None:
+        self.asked.append(request)
+        if self.refuses is not None:
+            raise self.refuses
+
+    def with_resume_closure(
+        self, request: ResumeClosureRequest, close: Callable[[ResumeClosureRequest], None]
+    ) -> None:
+        self.fenced.append(request)
+        if self.around is not None:
+            self.around(close, request)
+        else:
+            close(request)
+
+
+class Scene:
+    """A run whose external call was answered, and workers that come and go."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+
+        @world.host.external_tool
+        def pack(order: str, ctx: ToolContext) -> str:
+            """Pack an order."""
+            raise NotImplementedError  # it runs outside
+
+        world.shop(PACK_THEN_SHIP)
+        world.worker()  # holds nothing; it has told what agents there are
+        self.client: Client = world.client()
+        self.guards = Guards()
+        self.workers: list[Worker] = []
+
+    @property
+    def rt(self) -> Any:
+        return self.client.runtime
+
+    def worker(self) -> Worker:
+        self.workers.append(self.world.worker())
+        return self.workers[-1]
+
+    def answered(self, session: str | None = None) -> str:
+        """A run that is ready with an admitted answer; nobody began with it."""
+        run_id = self.client.enqueue("support", "Go", session=session).id
+        assert self.worker().work(run_id)["state"] == "paused"
+        (asked,) = self.world.pending(self.world.run(run_id)["suspension_id"])
+        self.client.provide_results(run_id, [ToolResult(tool_call_id=asked["call_id"], content="packed")])
+        return run_id
+
+    def reclaimable(self) -> str:
+        """Its worker died right after it began with the answer."""
+        run_id = self.answered()
+        assert self.worker().lose_at("model.before", run_id)["state"] == "reclaimable"
+        return run_id
+
+    def uncertain(self, session: str | None = None) -> str:
+        """It asks what became of a call that it made after the answer."""
+        run_id = self.answered(session)
+        self.worker().lose_at("tool.after_handler", run_id)
+        assert self.worker().work(run_id)["state"] == "paused"
+        return run_id
+
+    def lapsed(self) -> str:
+        """It runs, on paper: its lease is over and nobody has noticed."""
+        run_id = self.answered()
+        self.worker().die_at("model.before", run_id)
+        self.world.later(TTL_S + 1)
+        return run_id
+
+    def request(self, run_id: str, **changes: Any) -> ResumeClosureRequest:
+        """What a host asks after it has looked at the run."""
+        with self.rt.database.read() as unit:
+            row = admissions.latest(unit, run_id)
+            assert row is not None
+            start = admissions.receipt(unit, run_id, row["suspension_id"], "start")
+            now = admissions.database_time(unit)
+        admission = admissions.to_admission(row)
+        values: dict[str, Any] = {
+            "scope": SCOPE,
+            "version": admission.request.version,
+            "admission_digest": admission.digest(),
+            "start_digest": admissions.to_start(row, start).digest() if start is not None else "0" * 64,
+            "run_revision": self.world.run(run_id)["revision"],
+            "actor": "ops@example.com",
+            "issuer": "hypervisor",
+            "issuer_revision": "7",
+            "proof_ref": "case 4711",
+            "proof_digest": "a" * 64,
+            "observed_at": now,
+            "expires_at": now + timedelta(minutes=5),
+        }
+        return ResumeClosureRequest(**{**values, **changes})
+
+    def close(self, request: ResumeClosureRequest, **options: Any) -> ResumeClosure:
+        return ResumeCloser(self.rt, self.guards, self.guards, **options).close(request)
+
+    def receipts(self, run_id: str) -> list[str]:
+        rows = self.world.rows(tables.resume_receipts, tables.resume_receipts.c.run_id == run_id)
+        return sorted(row["kind"] for row in rows)
+
+    def refused(
+        self, error: type[Exception], request: ResumeClosureRequest, match: str | None = None
+    ) -> None:
+        """Nothing at all is written by a refusal."""
+        before = self.world.snapshot()
+        with pytest.raises(error, match=match):
+            self.close(request)
+        assert self.world.snapshot() == before
+
+
+@pytest.fixture
+def scene(world: World) -> Scene:
+    return Scene(world)
+
+
+STATES = ["reclaimable", "uncertain", "lapsed"]
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_an_uncertain_start_ends_as_incomplete_with_its_receipt_and_event(scene: Scene, state: str) -> None:
+    run_id = getattr(scene, state)()
+    before = scene.world.run(run_id)
+    request = scene.request(run_id)
+    made = scene.close(request)
+    run = scene.world.run(run_id)
+    assert (run["state"], run["revision"], run["lease_owner"]) == ("incomplete", before["revision"] + 1, None)
+    assert (run["error_code"], run["completed_at"] is not None) == ("closed_incomplete", True)
+    assert (made.fresh, made.request, made.run_revision) == (True, request, run["revision"])
+    made.verify()
+    event = scene.world.events(run_id)[-1]
+    names = {"reclaimable": "close_reclaimable", "uncertain": "close_paused", "lapsed": "close_running"}
+    assert (event["id"], event["kind"]) == (made.event_id, f"run.{names[state]}")
+    assert (event["actor"], event["revision"]) == ("ops@example.com", run["revision"])
+    assert event["data"]["request_digest"] == made.request_digest
+    assert scene.receipts(run_id) == ["closure", "start"]
+    assert scene.world.notified(run_id).count("RunFailed") == 1
+
+
+def test_the_run_its_event_and_the_receipt_are_one_transaction(scene: Scene) -> None:
+    run_id = scene.reclaimable()
+    scene.close(scene.request(run_id))
+    assert (
+        scene.world.sql(
+            "select 1 from runs r join events e on e.run_id = r.id and e.kind = 'run.close_reclaimable'"
+            " join resume_receipts c on c.run_id = r.id and c.kind = 'closure'"
+            " where r.id = :id and r.xmin::text = e.xmin::text and e.xmin::text = c.xmin::text",
+            id=run_id,
+        )
+        == 1
+    )
+
+
+def test_what_an_uncertain_run_asked_can_not_be_answered_any_more(scene: Scene) -> None:
+    run_id = scene.uncertain()
+    (asked,) = scene.client.checkpoints(run_id=run_id)
+    scene.close(scene.request(run_id))
+    after = scene.client.checkpoint(asked.id)
+    assert (after.state, after.closed_as) == ("resolved", "superseded")
+    pause = scene.world.pauses(run_id)[-1]
+    assert (pause["ended_as"], pause["ended_at"] is not None) == ("aborted", True)
+    with pytest.raises(InvalidState):
+        scene.client.settle(asked.id, "happened", result="shipped")
+    # The evidence of the call is left as it is: closing settles nothing.
+    assert scene.world.calls(run_id)[-1]["state"] == "started"
+    assert [effect.tool for effect in scene.world.effects] == ["ship"]
+
+
+def test_nobody_can_go_on_with_a_closed_run_and_the_stale_holder_writes_nothing(scene: Scene) -> None:
+    run_id = scene.answered()
+    stale = scene.worker()
+    claimed = stale.claim(run_id)
+    scene.world.later(TTL_S + 1)
+    scene.close(scene.request(run_id))
+    before = scene.world.snapshot()
+    stale.go_on(claimed)
+    after = scene.world.snapshot()
+    assert {name for name in before if before[name] != after[name]} <= {"runs"}
+    assert scene.world.run(run_id)["state"] == "incomplete"
+    assert [item["kind"] for item in scene.world.events(run_id)][-1] == "run.close_running"
+
+
+# --- Once ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_the_same_request_again_gives_the_original_receipt(scene: Scene, state: str) -> None:
+    request = scene.request(getattr(scene, state)())
+    first = scene.close(request)
+    before = scene.world.snapshot()
+    again = scene.close(request)
+    assert (again, again.fresh, first.fresh) == (first.model_copy(update={"fresh": False}), False, True)
+    assert scene.world.snapshot() == before
+    assert closure(scene.rt, request.version.run_id, request.version.suspension_id, SCOPE) == again
+
+
+def test_a_receipt_outlives_its_proof_but_not_the_right_to_ask_for_it(scene: Scene) -> None:
+    request = scene.request(scene.reclaimable())
+    first = scene.close(request)
+    scene.world.later(3600)
+    assert scene.close(request).closed_at == first.closed_at
+    assert len(scene.guards.asked) == 2
+    assert len(scene.guards.fenced) == 1
+    scene.guards.refuses = PermissionError("not for you")
+    scene.refused(ClosureRefused, request, "not for you")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"actor": "eve"},
+        {"proof_ref": "another"},
+        {"proof_digest": "b" * 64},
+        {"issuer_revision": "8"},
+        {"admission_digest": "0" * 64},
+        {"run_revision": 99},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_another_request_for_a_closed_run_is_a_conflict_that_carries_the_receipt(
+    scene: Scene, change: dict[str, Any]
+) -> None:
+    run_id = scene.reclaimable()
+    request = scene.request(run_id)
+    first = scene.close(request)
+    other = ResumeClosureRequest(**{**request.model_dump(), **change})
+    scene.refused(AdmissionConflict, other, "another request")
+    with pytest.raises(AdmissionConflict) as caught:
+        scene.close(other)
+    assert caught.value.data["closure"].event_id == first.event_id
+
+
+def test_many_who_close_at_once_write_one_receipt(scene: Scene) -> None:
+    request = scene.request(scene.reclaimable())
+    together = threading.Barrier(4)
+
+    def around(close: Callable[[ResumeClosureRequest], None], given: ResumeClosureRequest) -> None:
+        together.wait(20)
+        close(given)
+
+    scene.guards.around = around
+    with ThreadPoolExecutor(4) as pool:
+        made = [each.result() for each in [pool.submit(scene.close, request) for _ in range(4)]]
+    assert sorted(item.fresh for item in made) == [False, False, False, True]
+    assert len({item.event_id for item in made}) == 1
+    kinds = [row["kind"] for row in scene.world.events(request.version.run_id)]
+    assert kinds.count("run.close_reclaimable") == 1
+
+
+def test_of_two_requests_at_once_one_wins_and_the_other_is_told(scene: Scene) -> None:
+    first = scene.request(scene.reclaimable())
+    second = ResumeClosureRequest(**{**first.model_dump(), "actor": "eve"})
+    together = threading.Barrier(2)
+
+    def around(close: Callable[[ResumeClosureRequest], None], given: ResumeClosureRequest) -> None:
+        together.wait(20)
+        close(given)
+
+    scene.guards.around = around
+
+    def attempt(request: ResumeClosureRequest) -> str:
+        try:
+            return str(scene.close(request).fresh)
+        except AdmissionConflict as error:
+            return error.code
+
+    with ThreadPoolExecutor(2) as pool:
+        assert sorted(pool.map(attempt, [first, second])) == ["True", "admission_conflict"]
+
+
+def test_after_a_lost_acknowledgement_the_same_request_tells_what_happened(scene: Scene) -> None:
+    request = scene.request(scene.reclaimable())
+
+    def around(close: Callable[[ResumeClosureRequest], None], given: ResumeClosureRequest) -> None:
+        close(given)
+        raise StoreUnavailable("the connection was lost during the commit", unknown=True)
+
+    scene.guards.around = around
+    with pytest.raises(StoreUnavailable):
+        scene.close(request)
+    scene.guards.around = None
+    again = scene.close(request)
+    assert (again.fresh, again.run_revision) == (False, request.run_revision + 1)
+
+
+# --- Exactly this admission, start and revision -------------------------------------------------------------------
+
+
+def test_an_answer_that_nobody_began_with_is_not_uncertain(scene: Scene) -> None:
+    run_id = scene.answered()
+    scene.refused(InvalidState, scene.request(run_id), "nobody began")
+
+
+@pytest.mark.parametrize("name", ["admission_digest", "start_digest"])
+def test_another_digest_is_a_conflict(scene: Scene, name: str) -> None:
+    scene.refused(AdmissionConflict, scene.request(scene.reclaimable(), **{name: "0" * 64}), "names another")
+
+
+def test_another_revision_of_the_pause_is_a_conflict(scene: Scene) -> None:
+    run_id = scene.reclaimable()
+    version = scene.request(run_id).version
+    other = version.model_copy(update={"run_revision": version.run_revision + 1})
+    scene.refused(AdmissionConflict, scene.request(run_id, version=other), "another answer")
+
+
+def test_a_request_for_an_earlier_revision_of_the_run_is_refused(scene: Scene) -> None:
+    run_id = scene.lapsed()
+    request = scene.request(run_id)
+    assert expire.lapse(scene.rt, run_id)
+    scene.refused(InvalidState, request, "the run moved")
+    assert scene.close(scene.request(run_id)).fresh
+
+
+@pytest.mark.parametrize("end", ["cancelled", "completed"])
+def test_a_run_that_ended_meanwhile_is_not_closed(scene: Scene, end: str) -> None:
+    run_id = scene.reclaimable()
+    request = scene.request(run_id)
+    if end == "cancelled":
+        scene.client.cancel(run_id)
+    else:
+        scene.worker().finish(run_id)
+    assert scene.world.run(run_id)["state"] == end
+    scene.refused(InvalidState, request, "the run moved")
+    scene.refused(InvalidState, scene.request(run_id), f"the run is {end}")
+
+
+def test_a_live_lease_refuses(scene: Scene) -> None:
+    run_id = scene.answered()
+    scene.worker().die_at("model.before", run_id)
+    scene.refused(RunLeased, scene.request(run_id))
+
+
+def test_what_is_left_of_a_lease_that_was_taken_away_refuses_until_it_is_over(scene: Scene) -> None:
+    run_id = scene.answered()
+    worker = scene.worker()
+    term = factory.term_of(worker.claim(run_id).row)
+    scene.world.database.run(lambda unit: leases.hand_off_all(unit, term.owner, [term], term.owner))
+    assert scene.world.run(run_id)["state"] == "reclaimable"
+    scene.refused(RunLeased, scene.request(run_id))
+    scene.world.later(TTL_S + 1)
+    assert scene.close(scene.request(run_id)).fresh
+
+
+def test_a_pause_that_waits_for_an_ordinary_answer_is_not_uncertain(scene: Scene) -> None:
+    scene.world.model._decide = lambda request: (
+        turn(call("pack", order="1")) if len(request.messages) == 1 else turn(call("pay", amount=5))
+    )
+    run_id = scene.answered()
+    assert scene.worker().work(run_id)["state"] == "paused"
+    scene.refused(InvalidState, scene.request(run_id), "not uncertain")
+
+
+def test_only_the_latest_answer_of_a_run_is_closed(scene: Scene) -> None:
+    scene.world.model._decide = lambda request: turn(call("pack", order="1"))
+    run_id = scene.answered()
+    worker = scene.worker()
+    assert worker.work(run_id)["state"] == "paused"
+    first = scene.request(run_id)
+    (asked,) = scene.world.pending(scene.world.run(run_id)["suspension_id"])
+    scene.client.provide_results(run_id, [ToolResult(tool_call_id=asked["call_id"], content="again")])
+    worker.lose_at("model.before", run_id)
+    stale = {
+        "version": first.version,
+        "admission_digest": first.admission_digest,
+        "start_digest": first.start_digest,
+    }
+    scene.refused(AdmissionConflict, scene.request(run_id, **stale), "a later answer")
+    assert scene.close(scene.request(run_id)).fresh
+
+
+@pytest.mark.parametrize("scope", ["tenant=other", "tenant=acme/team=a", "tenant=acm"])
+def test_another_scope_sees_nothing(scene: Scene, scope: str) -> None:
+    scene.refused(AdmissionNotFound, scene.request(scene.reclaimable(), scope=scope))
+
+
+def test_a_scope_above_is_not_the_exact_scope(scene: Scene) -> None:
+    run_id = scene.client.enqueue("support", "Go", scope=f"{SCOPE}/team=a").id
+    scene.worker().work(run_id)
+    (asked,) = scene.world.pending(scene.world.run(run_id)["suspension_id"])
+    scene.client.provide_results(run_id, [ToolResult(tool_call_id=asked["call_id"], content="packed")])
+    scene.worker().lose_at("model.before", run_id)
+    scene.refused(AdmissionNotFound, scene.request(run_id))
+    assert scene.close(scene.request(run_id, scope=f"{SCOPE}/team=a")).fresh
+
+
+def test_an_unknown_run_is_not_found(scene: Scene) -> None:
+    request = scene.request(scene.reclaimable())
+    other = request.version.model_copy(update={"run_id": new_id(RUN)})
+    scene.refused(AdmissionNotFound, ResumeClosureRequest(**{**request.model_dump(), "version": other}))
+
+
+# --- The proof ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("observed_s", "expires_s", "counts"),
+    [(1, 300, False), (0, 300, True), (-300, 0, False), (-300, 0.000001, True), (-300, -1, False)],
+)
+def test_a_proof_counts_from_when_it_was_observed_until_just_before_it_expires(
+    scene: Scene, observed_s: float, expires_s: float, counts: bool
+) -> None:
+    run_id = scene.reclaimable()
+    scene.world.later(60)
+    with scene.rt.database.read() as unit:
+        now = admissions.database_time(unit)
+    with stopped_clock(now):
+        request = scene.request(
+            run_id,
+            observed_at=now + timedelta(seconds=observed_s),
+            expires_at=now + timedelta(seconds=expires_s),
+        )
+        if counts:
+            assert scene.close(request).closed_at == now
+        else:
+            scene.refused(ClosureRefused, request)
+
+
+def test_a_proof_that_expires_while_its_closing_waits_for_the_run_is_refused(scene: Scene) -> None:
+    """The window is judged with every lock held, not when the request came in."""
+    request = scene.request(scene.reclaimable())
+    scene.guards.around = lambda close, given: (scene.world.later(301), close(given))[1]
+    with pytest.raises(ClosureRefused, match="expired"):
+        scene.close(request)
+    assert scene.receipts(request.version.run_id) == ["start"]
+
+
+@pytest.mark.parametrize("error", [PermissionError("not for you"), ValueError(""), ClosureRefused("mine")])
+def test_what_the_authorizer_raises_refuses(scene: Scene, error: Exception) -> None:
+    scene.guards.refuses = error
+    scene.refused(ClosureRefused, scene.request(scene.reclaimable()))
+    assert scene.guards.fenced == []
+
+
+def test_what_the_fence_raises_refuses(scene: Scene) -> None:
+    def around(close: Callable[[ResumeClosureRequest], None], given: ResumeClosureRequest) -> None:
+        raise RuntimeError("a callback is still under way")
+
+    scene.guards.around = around
+    scene.refused(ClosureRefused, scene.request(scene.reclaimable()), "still under way")
+
+
+def test_a_fence_that_does_not_close_has_closed_nothing(scene: Scene) -> None:
+    scene.guards.around = lambda close, given: None
+    scene.refused(ClosureRefused, scene.request(scene.reclaimable()), "without closing")
+
+
+def test_a_fence_may_not_name_another_request(scene: Scene) -> None:
+    run_id = scene.reclaimable()
+    other = scene.request(run_id, actor="eve")
+    scene.guards.around = lambda close, given: close(other)
+    scene.refused(ClosureRefused, scene.request(run_id), "another request")
+
+
+def test_a_fence_that_swallows_the_refusal_does_not_hide_it(scene: Scene) -> None:
+    def around(close: Callable[[ResumeClosureRequest], None], given: ResumeClosureRequest) -> None:
+        with pytest.raises(AdmissionConflict):
+            close(given)
+
+    scene.guards.around = around
+    scene.refused(AdmissionConflict, scene.request(scene.reclaimable(), start_digest="0" * 64))
+
+
+def test_a_fence_that_closes_twice_closes_once(scene: Scene) -> None:
+    scene.guards.around = lambda close, given: (close(given), close(given))[1]
+    made = scene.close(scene.request(scene.reclaimable()))
+    kinds = [row["kind"] for row in scene.world.events(made.request.version.run_id)]
+    assert (made.fresh, kinds.count("run.close_reclaimable")) == (True, 1)
+
+
+def test_a_guard_that_hangs_is_left_behind_and_closes_nothing_later(scene: Scene) -> None:
+    release, refused = threading.Event(), threading.Event()
+
+    def around(close: Callable[[ResumeClosureRequest], None], given: ResumeClosureRequest) -> None:
+        assert release.wait(30)
+        with pytest.raises(WaitTimeout):
+            close(given)
+        refused.set()
+
+    scene.guards.around = around
+    request = scene.request(scene.reclaimable())
+    with pytest.raises(WaitTimeout):
+        scene.close(request, within_s=0.2)
+    release.set()
+    assert refused.wait(30)
+    assert scene.receipts(request.version.run_id) == ["start"]
+    assert scene.world.run(request.version.run_id)["state"] == "reclaimable"
+
+
+def test_the_bound_is_thirty_seconds_at_most(scene: Scene) -> None:
+    assert ResumeCloser(scene.rt, scene.guards, scene.guards)._within_s == 30
+    assert ResumeCloser(scene.rt, scene.guards, scene.guards, within_s=3600)._within_s == 30
+
+
+def test_a_closing_takes_its_locks_in_the_one_order(scene: Scene) -> None:
+    requests = [scene.request(scene.uncertain("talk")), scene.request(scene.reclaimable())]
+    with recording(scene.rt.database) as recorder:
+        for request in requests:
+            scene.close(request)
+    assert [found for one in recorder.transactions if (found := out_of_order(one))] == []
+    locked = [{name for item in one for name, _ in item.locks} for one in recorder.transactions]
+    assert any({"sessions", "runs", "suspensions", "checkpoints"} <= names for names in locked)
+
+
+def test_the_turn_of_a_shared_session_goes_on(scene: Scene) -> None:
+    run_id = scene.uncertain("talk")
+    scene.close(scene.request(run_id))
+    following = scene.client.enqueue("support", "Next", session="talk").id
+    assert scene.worker().work(following)["state"] == "paused"
+
+
+# --- Requests and receipts ----------------------------------------------------------------------------------------
+
+
+def made_up() -> ResumeClosureRequest:
+    """A well-formed request about nothing that exists."""
+    return ResumeClosureRequest(
+        scope=SCOPE,
+        version=ClaimVersion(run_id=new_id(RUN), suspension_id=new_id(SUSPENSION), run_revision=3),
+        admission_digest="a" * 64,
+        start_digest="b" * 64,
+        run_revision=6,
+        actor="ops",
+        issuer="hypervisor",
+        issuer_revision="7",
+        proof_ref="case 4711",
+        proof_digest="c" * 64,
+        observed_at=datetime(2026, 1, 1, tzinfo=UTC),
+        expires_at=datetime(2026, 1, 2, tzinfo=UTC),
+    )
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"schema_version": 2},
+        {"scope": "acme"},
+        {"scope": ""},
+        {"admission_digest": "A" * 64},
+        {"start_digest": "a" * 63},
+        {"proof_digest": "a" * 64 + "\n"},
+        {"run_revision": 0},
+        {"actor": ""},
+        {"issuer": "x" * 501},
+        {"issuer_revision": "a\x00b"},
+        {"proof_ref": ""},
+        {"observed_at": datetime(2026, 1, 1)},  # noqa: DTZ001  a time without a zone is what is refused
+        {"surprise": 1},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_a_malformed_request_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        ResumeClosureRequest(**{**made_up().model_dump(), **change})
+    if "surprise" not in change:
+        unchecked = ResumeClosureRequest.model_construct(**{**dict(made_up()), **change})
+        with pytest.raises(ValidationError):
+            unchecked.freeze()
+
+
+def test_a_request_that_nobody_checked_is_checked_by_the_closer(scene: Scene) -> None:
+    unchecked = ResumeClosureRequest.model_construct(**{**dict(made_up()), "actor": ""})
+    scene.refused(InvalidArgument, unchecked, "actor")
+    assert scene.guards.asked == []
+
+
+def test_a_proof_that_expires_before_it_was_observed_is_no_request() -> None:
+    request = made_up()
+    with pytest.raises(ValidationError, match="expires before"):
+        ResumeClosureRequest(**{**request.model_dump(), "expires_at": request.observed_at})
+
+
+def test_a_request_has_one_digest_whatever_the_zone_it_was_written_in() -> None:
+    request = made_up()
+    elsewhere = timezone(timedelta(hours=9))
+    moved = ResumeClosureRequest(
+        **{**request.model_dump(), "observed_at": request.observed_at.astimezone(elsewhere)}
+    )
+    assert (moved, moved.digest()) == (request, request.digest())
+    assert request.freeze() == request
+    assert ResumeClosureRequest.model_validate_json(request.model_dump_json()).digest() == request.digest()
+    digests = {
+        ResumeClosureRequest(**{**request.model_dump(), **change}).digest()
+        for change in ({"actor": "a"}, {"actor": "b"}, {"proof_ref": "x"}, {"run_revision": 77})
+    }
+    assert len(digests) == 4
+
+
+def test_digests_of_the_ledger_do_not_depend_on_the_zone_of_a_connection(scene: Scene) -> None:
+    run_id = scene.reclaimable()
+    here = scene.request(run_id)
+
+    def elsewhere(unit: Unit) -> tuple[str, str]:
+        unit.connection.exec_driver_sql("set local timezone = 'Asia/Tokyo'")
+        row = admissions.latest(unit, run_id)
+        assert row is not None and row["admitted_at"].utcoffset() == timedelta(hours=9)
+        start = admissions.receipt(unit, run_id, row["suspension_id"], "start")
+        assert start is not None
+        return admissions.to_admission(row).digest(), admissions.to_start(row, start).digest()
+
+    assert scene.world.database.run(elsewhere) == (here.admission_digest, here.start_digest)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"request_digest": "0" * 64},
+        {"event_id": "evt_nonsense"},
+        {"run_revision": 1},
+        {"closed_at": datetime(2020, 1, 1, tzinfo=UTC)},
+        {"closed_at": datetime(2120, 1, 1, tzinfo=UTC)},
+    ],
+    ids=str,
+)
+def test_a_receipt_that_does_not_fit_its_request_is_found(scene: Scene, change: dict[str, Any]) -> None:
+    made = scene.close(scene.request(scene.reclaimable()))
+    made.verify()
+    with pytest.raises(ValueError):
+        made.model_copy(update=change).verify()
+
+
+def test_closing_excludes_neither_the_start_nor_an_expiry_of_its_own_accord(scene: Scene) -> None:
+    made = scene.close(scene.request(scene.reclaimable()))
+    version = made.request.version
+    assert ledger.start(scene.rt, version.run_id, version.suspension_id, SCOPE) is not None
+    assert ledger.expiry(scene.rt, version.run_id, version.suspension_id, SCOPE) is None
+
+
+def test_a_run_that_was_not_closed_has_no_receipt(scene: Scene) -> None:
+    version = scene.request(scene.reclaimable()).version
+    assert closure(scene.rt, version.run_id, version.suspension_id, SCOPE) is None
+    with pytest.raises(AdmissionNotFound):
+        closure(scene.rt, version.run_id, version.suspension_id, "tenant=other")
+
+
+# --- The shipped guards -------------------------------------------------------------------------------------------
+
+
+class Shipped:
+    """Closing with what comes with the product."""
+
+    def __init__(self, scene: Scene, *declared: str, actor: str = "ops") -> None:
+        self.proof = WorkersGone(scene.rt, actor, declared)
+        self.closer = ResumeCloser(scene.rt, self.proof, self.proof)
+
+    def close(self, run_id: str) -> ResumeClosure:
+        return self.closer.close(self.proof.request(run_id, SCOPE))
+
+
+def ended(scene: Scene, *names: str, as_: str = "stopped") -> None:
+    for name in names:
+        scene.world.database.run(lambda unit, name=name: workers.end(unit, name, as_))
+
+
+def test_a_run_is_closed_when_every_worker_that_held_it_has_ended(scene: Scene) -> None:
+    run_id = scene.uncertain()
+    shipped = Shipped(scene)
+    names = [worker.name for worker in scene.workers]
+    assert len(set(names)) == 3
+    for name in names:
+        with pytest.raises(ClosureRefused, match="has not ended"):
+            shipped.close(run_id)
+        ended(scene, name)
+    made = shipped.close(run_id)
+    assert (made.fresh, made.request.issuer, made.request.actor) == (True, "cortex:workers", "ops")
+    # Asked for once more, it is the request that the run was closed by.
+    assert (shipped.close(run_id).fresh, shipped.close(run_id).event_id) == (False, made.event_id)
+
+
+def test_a_worker_that_fell_silent_has_not_ended_but_may_be_declared_dead(scene: Scene) -> None:
+    run_id = scene.reclaimable()
+    kept, silent = (worker.name for worker in scene.workers)
+    ended(scene, kept)
+    ended(scene, silent, as_=workers.SILENT)
+    with pytest.raises(ClosureRefused, match=silent):
+        Shipped(scene).close(run_id)
+    assert Shipped(scene, silent).close(run_id).fresh
+
+
+def test_a_worker_that_is_heard_of_can_not_be_declared_dead(scene: Scene) -> None:
+    run_id = scene.reclaimable()
+    names = [worker.name for worker in scene.workers]
+    scene.world.sql("update workers set heartbeat_at = heartbeat_at + interval '1 day'")
+    with pytest.raises(ClosureRefused, match="heard of just now"):
+        Shipped(scene, *names).close(run_id)
+    assert scene.world.run(run_id)["state"] == "reclaimable"
+
+
+def test_a_worker_without_a_row_has_to_be_declared(scene: Scene) -> None:
+    run_id = scene.reclaimable()
+    first, second = (worker.name for worker in scene.workers)
+    ended(scene, first)
+    scene.world.sql("delete from workers where id = :id", id=second)
+    with pytest.raises(ClosureRefused, match="nothing is known"):
+        Shipped(scene).close(run_id)
+    assert Shipped(scene, second).close(run_id).fresh
+
+
+def test_who_never_held_the_run_is_not_declared(scene: Scene) -> None:
+    with pytest.raises(InvalidArgument, match="never held"):
+        Shipped(scene, "worker-of-another-day").proof.request(scene.reclaimable(), SCOPE)
+
+
+def test_the_proof_is_checked_against_the_rows_and_the_asker(scene: Scene) -> None:
+    run_id = scene.reclaimable()
+    ended(scene, *(worker.name for worker in scene.workers))
+    request = Shipped(scene).proof.request(run_id, SCOPE)
+    forged = ResumeClosureRequest(**{**request.model_dump(), "proof_digest": "0" * 64})
+    foreign = ResumeClosureRequest(**{**request.model_dump(), "issuer": "somebody"})
+    for other in (forged, foreign):
+        with pytest.raises(ClosureRefused):
+            Shipped(scene).closer.close(other)
+    with pytest.raises(ClosureRefused, match="somebody else"):
+        Shipped(scene, actor="eve").closer.close(request)
+    assert Shipped(scene).closer.close(request).fresh
+
+
+def test_a_new_holder_between_the_request_and_the_closing_refuses(scene: Scene) -> None:
+    run_id = scene.reclaimable()
+    ended(scene, *(worker.name for worker in scene.workers))
+    shipped = Shipped(scene)
+    request = shipped.proof.request(run_id, SCOPE)
+    scene.worker().lose_at("model.before", run_id)
+    with pytest.raises(ClosureRefused):
+        shipped.closer.close(request)
+    assert scene.world.run(run_id)["state"] == "reclaimable"
+
+
+def test_the_shipped_request_needs_an_answer_that_somebody_began_with(scene: Scene) -> None:
+    run_id = scene.answered()
+    proof = Shipped(scene).proof
+    with pytest.raises(InvalidState, match="nobody began"):
+        proof.request(run_id, SCOPE)
+    with pytest.raises(AdmissionNotFound):
+        proof.request(run_id, "tenant=other")
+    with pytest.raises(InvalidArgument, match="valid_for"):
+        proof.request(run_id, SCOPE, valid_for=timedelta(days=2))
+
+
+def test_a_closing_that_dies_before_its_commit_leaves_nothing(scene: Scene) -> None:
+    request = scene.request(scene.reclaimable())
+
+    def cut(unit: Unit, row: Any, before: str | None, after: Any) -> None:
+        raise StoreUnavailable("cut off")
+
+    database = scene.rt.database
+    database._hooks = (cut,)
+    try:
+        scene.refused(StoreUnavailable, request)
+    finally:
+        database._hooks = ()
+    assert scene.close(request).fresh
+
+
+def test_a_claim_and_a_closing_at_once_have_one_winner(scene: Scene) -> None:
+    run_id = scene.reclaimable()
+    request = scene.request(run_id)
+    rival = scene.worker()
+    claimed: list[bool] = []
+
+    def around(close: Callable[[ResumeClosureRequest], None], given: ResumeClosureRequest) -> None:
+        with at("claim.after_commit", lambda: None):
+            claimed.append(rival.claim(run_id) is not None)
+        close(given)
+
+    scene.guards.around = around
+    with pytest.raises(InvalidState, match="the run moved"):
+        scene.close(request)
+    assert claimed == [True]
+    assert scene.world.run(run_id)["state"] == "running"
