@@ -17,12 +17,10 @@ from cortex_workers.engine.authority import backoff_s
 from cortex_workers.engine.execution import Execution, Planned, Result
 from cortex_workers.errors import RefusedForNow, RequiresApproval
 from cortex_workers.host import BadArguments, ToolContext, clean_text, cut_result, encode_result, foreign
+from cortex_workers.schemas.agent import LONGEST_S
 from cortex_workers.schemas.llm import ToolCall
 from cortex_workers.schemas.suspension import PendingKind
 from cortex_workers.store.transitions import Row
-
-LONGEST_TTL = timedelta(days=36_525)
-"""A deadline further away than any date the database reckons with is this one."""
 
 
 def context(ex: Execution, planned: Planned | None = None, deadline: float | None = None) -> ToolContext:
@@ -188,7 +186,7 @@ def _authorize(ex: Execution, planned: Planned) -> Result | None:
                     return denied(
                         planned, "the authorizer asked for an approval with a ttl that is no time to come"
                     )
-                ttl = min(escalation.ttl, LONGEST_TTL).total_seconds()
+                ttl = min(escalation.ttl.total_seconds(), float(LONGEST_S))
         except BaseException as error:  # noqa: BLE001  foreign code: any other error of an authorizer is its denial
             foreign.let_through(error)
             return denied(planned, foreign.words(error) or type(error).__name__)

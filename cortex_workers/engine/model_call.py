@@ -10,7 +10,7 @@ import inspect
 import math
 import threading
 from collections.abc import AsyncIterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
@@ -29,6 +29,7 @@ from cortex_workers.errors import (
 )
 from cortex_workers.host import clean_text, foreign
 from cortex_workers.ports import ModelClient, Token
+from cortex_workers.schemas.agent import LONGEST_S
 from cortex_workers.schemas.ids import TOOL_CALL
 from cortex_workers.schemas.llm import Message, ModelReply, ModelRequest, ToolCall
 
@@ -85,8 +86,10 @@ def _once(ex: Execution, client: ModelClient, request: ModelRequest) -> ModelRep
     """One try. Foreign exceptions are failures for good: a bug in a client is not cured by repeating it."""
     try:
         reply = _asked(ex, client, request)
-    except (ModelUnavailable, ModelFailed, LeaseLost, RefusedForNow, DeferredModelCall, boundary.HandOff):
+    except (ModelUnavailable, ModelFailed, LeaseLost, RefusedForNow, boundary.HandOff):
         raise
+    except DeferredModelCall as deferral:
+        raise _well_formed(deferral) from None
     except TimeoutError as error:
         raise ModelUnavailable(f"the model did not answer within {request.timeout_s:g} s") from error
     except BaseException as error:  # foreign code: whatever a model client raises must end in the row
@@ -95,6 +98,25 @@ def _once(ex: Execution, client: ModelClient, request: ModelRequest) -> ModelRep
     if not isinstance(reply, ModelReply):
         raise ModelFailed(f"the model client answered with a {type(reply).__name__}; it returns a ModelReply")
     return reply
+
+
+def _well_formed(deferral: DeferredModelCall) -> DeferredModelCall:
+    """A client's deferral as a row can keep it.
+
+    Raises: ModelFailed when its fields are not what they must be.
+    """
+    for name in ("kind", "reason", "ref"):
+        text = getattr(deferral, name)
+        if text is not None and not isinstance(text, str):
+            raise ModelFailed(f"the model client put the call off with a {name} that is no text")
+        setattr(deferral, name, clean_text(text)[0] if text is not None else None)
+    for name in ("ttl", "poll_after"):
+        time = getattr(deferral, name)
+        if time is not None and (not isinstance(time, timedelta) or time < timedelta(0)):
+            raise ModelFailed(f"the model client put the call off with a {name} that is no time to come")
+        setattr(deferral, name, min(time, timedelta(seconds=LONGEST_S)) if time is not None else None)
+    deferral.kind = deferral.kind or "deferred"
+    return deferral
 
 
 def _asked(ex: Execution, client: ModelClient, request: ModelRequest) -> Any:

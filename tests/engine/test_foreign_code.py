@@ -16,7 +16,7 @@ from sqlalchemy import event
 
 from cortex_workers import Host, RequiresApproval, ToolContext
 from cortex_workers.engine import slot
-from cortex_workers.errors import EffectUncertain, InputTooLarge, InvalidArgument
+from cortex_workers.errors import DeferredModelCall, EffectUncertain, InputTooLarge, InvalidArgument
 from cortex_workers.host import Happened, JsonPrincipalCodec
 from cortex_workers.llm.scripted import ScriptedModel
 from cortex_workers.schemas.llm import ModelRequest
@@ -160,6 +160,47 @@ def test_whatever_a_model_client_does_ends_in_the_row_with_a_reason(world: World
     row = worker.work(run_id)
     assert (row["state"], row["error_code"], row["reclaim_total"]) == ("failed", "model_failed", 0)
     assert type(answer).__name__ in row["error_text"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"ttl": 5},
+        {"ttl": timedelta(seconds=-1)},
+        {"poll_after": "soon"},
+        {"kind": 7},
+        {"reason": b"because"},
+        {"ref": {"batch": 1}},
+    ],
+    ids=str,
+)
+def test_a_malformed_deferral_fails_the_run_with_a_reason(world: World, fields: dict[str, Any]) -> None:
+    worker, run_id = deferring(world, **fields)
+    row = worker.work(run_id)
+    assert (row["state"], row["error_code"]) == ("failed", "model_failed")
+    assert f"with a {next(iter(fields))} that is no" in row["error_text"]
+
+
+@pytest.mark.parametrize(
+    "fields", [{"ttl": timedelta.max}, {"kind": "a\0b", "reason": "\0" * 2000}, {"kind": ""}], ids=str
+)
+def test_an_odd_deferral_is_kept_as_well_as_it_can_be(world: World, fields: dict[str, Any]) -> None:
+    worker, run_id = deferring(world, **fields)
+    assert worker.work(run_id)["state"] == "paused"
+
+
+def deferring(world: World, **fields: Any) -> tuple[Worker, str]:
+    class Client:
+        def complete(self, request: ModelRequest) -> Any:
+            raise DeferredModelCall("later", **fields)
+
+        def stream(self, request: ModelRequest) -> Any:
+            return self.complete(request)
+
+    host = Host()
+    host.agent("support", model=Client())
+    worker = world.worker(host)
+    return worker, world.client().enqueue("support", "Go").id
 
 
 class Authorizer:
