@@ -26,6 +26,7 @@ EVENTS: dict[str, str] = {
     "run.closed": "a run was closed as incomplete",
     "run.handed_off": "a run goes on elsewhere",
     "run.handed_back": "a run cannot go on now and waits",
+    "answer.refused": "an answer or a decision was refused; nothing was written",
     "run.refused": "a hint met a run that needs nothing",
     "run.lost": "this worker lost a run and stopped before its next side effect",
     "run.broken": "a run could not be worked on; it was failed or left to its lease",

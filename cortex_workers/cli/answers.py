@@ -1,4 +1,4 @@
-"""`cortex-workers results` and `runs answers`, `runs stream`: answers from outside, and watching a run live."""
+"""`cortex-workers results` and `runs answers`, `close-uncertain`, `stream`: answers from outside, a run live."""
 
 from __future__ import annotations
 
@@ -112,6 +112,14 @@ def add_to_runs(runs: typer.Typer) -> None:
             "cortex-workers runs answers arun_01h455vb4pex5vsknk084sn02q --expire sus_01h455vb4pex5vsknk084sn02q",
         ),
     )(answers)
+    runs.command(
+        "close-uncertain",
+        epilog=examples(
+            "cortex-workers runs close-uncertain arun_01h455vb4pex5vsknk084sn02q",
+            "cortex-workers runs close-uncertain arun_01h455vb4pex5vsknk084sn02q "
+            "--dead web-1:4711:0a1b2c3d --dead web-2:815:4e5f6071",
+        ),
+    )(close_uncertain)
     runs.command("stream", epilog=examples("cortex-workers runs stream arun_01h455vb4pex5vsknk084sn02q"))(
         stream
     )
@@ -164,6 +172,36 @@ def _expire(client: Any, run_id: str, suspension_id: str, as_json: bool) -> None
         print_json({**done.model_dump(mode="json"), "fresh": done.fresh})
         return
     print(f"{run_id}: the answer was given up" + ("" if done.fresh else " before"))
+
+
+@command
+def close_uncertain(
+    run_id: RunId,
+    scope: Scope = None,
+    dead: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--dead",
+            help="You vouch that this process is gone for good; again for more.",
+            metavar="WORKER",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Close a run that nobody can vouch for.
+
+    For a run that began with an answer from outside and lost its worker: it ends as incomplete. What a tool began
+    outside stays as it is; nothing is repeated or taken back. Every process that ever held the run has to be gone:
+    noted as ended, or named with --dead. A refusal says who may still be there. Needs the run's exact scope. Again
+    changes nothing.
+    """
+    with here.client(scope, announces=True) as client:
+        done = client.close_uncertain(run_id, dead or ())
+    if as_json:
+        print_json({**done.model_dump(mode="json"), "fresh": done.fresh})
+        return
+    print(f"{run_id}: closed as incomplete" + ("" if done.fresh else " before"))
+    note(f"cortex-workers runs show {run_id}")
 
 
 @command

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, TypeVar
 
 from cortex_workers.client.base import ClientBase
 from cortex_workers.engine import host_checkpoint, ledger
 from cortex_workers.engine import resume as resuming
-from cortex_workers.errors import (
-    NotPausedYet,
+from cortex_workers.errors import InvalidArgument, NotPausedYet
+from cortex_workers.operate.closer import ResumeCloser, closure
+from cortex_workers.operate.closing_proof import WorkersGone
+from cortex_workers.schemas.admission import (
+    ResumeAdmission,
+    ResumeAdmissionPage,
+    ResumeClosure,
+    ResumeExpiry,
+    ToolResult,
 )
-from cortex_workers.schemas.admission import ResumeAdmission, ResumeAdmissionPage, ResumeExpiry, ToolResult
 from cortex_workers.schemas.checkpoint import Checkpoint
 
 T = TypeVar("T")
@@ -67,6 +73,36 @@ class Machines(ClientBase):
         """
         where = self._need_scope(scope)
         return ledger.expire(self._rt, run_id, suspension_id, request_digest, where, self._actor)
+
+    def close_uncertain(
+        self, run_id: str, declared_dead: Collection[str] = (), *, scope: str | None = None
+    ) -> ResumeClosure:
+        """End a run as incomplete of which nobody can prove how far it came with an admitted answer.
+
+        Every process that ever held it has ended, or is named in ``declared_dead``, for which the client's actor
+        vouches. Nothing is repeated and no result is taken. Again, it gives back the first receipt (``fresh`` false).
+        Raises: ClosureRefused naming who may still be there, RunLeased, AdmissionNotFound, AdmissionConflict when
+        somebody else closed it (``closure``) or a later answer is there, InvalidState, InvalidArgument for a process
+        that never held it, InvalidId, WaitTimeout.
+        """
+        if isinstance(declared_dead, str):
+            raise InvalidArgument("declared_dead is a list of worker ids")
+        proof = WorkersGone(self._rt, self._actor, declared_dead)
+        request = proof.request(run_id, self._need_scope(scope))
+        return ResumeCloser(self._rt, proof, proof).close(request)
+
+    def closure(
+        self, run_id: str, suspension_id: str | None = None, *, scope: str | None = None
+    ) -> ResumeClosure | None:
+        """The receipt of a run that was closed as incomplete after its newest answer, or after the one to this pause.
+
+        None when it was not.
+        Raises: AdmissionNotFound, InvalidId.
+        """
+        where = self._need_scope(scope)
+        if suspension_id is None:
+            suspension_id = ledger.latest(self._rt, run_id, where).request.version.suspension_id
+        return closure(self._rt, run_id, suspension_id, where)
 
     def open_checkpoint(
         self, run_id: str, reason: str, *, metadata: dict[str, Any] | None = None, scope: str | None = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from cortex_workers.engine import decision_shape, host_checkpoint
+from cortex_workers.engine import decision_shape, host_checkpoint, refusals
 from cortex_workers.engine.continue_run import resolved_agent
 from cortex_workers.engine.runtime import Runtime
 from cortex_workers.engine.validate import checked_id
@@ -46,6 +46,13 @@ def decide(
     Raises: InvalidId, CheckpointNotFound, InvalidDecision, InvalidState (``recorded`` carries the first decision),
     SuspensionExpired, SessionClosed. Nothing is written by a refusal.
     """
+    with refusals.told("decide", CHECKPOINT, checkpoint_id, decision.actor):
+        return _decide(rt, checkpoint_id, decision, scope, principal)
+
+
+def _decide(
+    rt: Runtime, checkpoint_id: str, decision: Decision, scope: str | None, principal: bytes | None
+) -> Checkpoint:
     own = _host_written(rt, checkpoint_id, scope)
     if own is not None:
         return host_checkpoint.record(rt, own, decision, principal)

@@ -17,7 +17,7 @@ from cortex_workers.errors import (
     RunNotFound,
 )
 from cortex_workers.schemas.admission import ResumeAdmission, ResumeAdmissionPage, ResumeExpiry, ResumeStart
-from cortex_workers.schemas.ids import EVENT, RUN, SUSPENSION, new_id
+from cortex_workers.schemas.ids import RUN, SUSPENSION
 from cortex_workers.store import admissions, runs, sessions, suspensions, turns
 from cortex_workers.store.transitions import Guard, Move, Row
 from cortex_workers.store.unit import Unit
@@ -104,6 +104,9 @@ def expire(
     done = rt.database.run(lambda unit: _expire(unit, row, actor))
     if done is not None:
         return done
+    known = expiry(rt, run_id, suspension_id, scope)
+    if known is not None:
+        return known
     if start(rt, run_id, suspension_id, scope) is not None:
         raise ResumeAlreadyStarted()
     raise InvalidState("the run does not wait with this answer any more")
@@ -136,7 +139,7 @@ def _expire(unit: Unit, row: Row, actor: str) -> ResumeExpiry | None:
         "kind": "expiry",
         "digest": row["request_digest"],
         "run_revision": moved["revision"],
-        "event_id": new_id(EVENT),
+        "event_id": admissions.event_of(unit, moved),
     }
     if not admissions.add_receipt(unit, receipt):
         raise ResumeAlreadyStarted()

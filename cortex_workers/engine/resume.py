@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from cortex_workers.engine import refusals
 from cortex_workers.engine.runtime import Runtime
 from cortex_workers.engine.validate import checked_id, checked_json, checked_text
 from cortex_workers.errors import (
@@ -54,6 +55,13 @@ def provide_results(
     (send it again), AdmissionConflict, InvalidState after a partial answer, InputTooLarge, RunNotFound, InvalidId.
     Nothing is written by a refusal.
     """
+    with refusals.told("provide_results", RUN, run_id, actor):
+        return _provide_results(rt, run_id, results, scope, actor)
+
+
+def _provide_results(
+    rt: Runtime, run_id: str, results: Sequence[ToolResult], scope: str, actor: str
+) -> ResumeAdmission:
     checked_id(RUN, run_id)
     given = [_checked(item) for item in results]
     data = _encode(given)
@@ -75,6 +83,13 @@ def provide_result(
 
     Raises: as ``provide_results``; AdmissionConflict when this call was answered otherwise.
     """
+    with refusals.told("provide_result", RUN, run_id, actor):
+        return _provide_result(rt, run_id, result, scope, actor)
+
+
+def _provide_result(
+    rt: Runtime, run_id: str, result: ToolResult, scope: str, actor: str
+) -> ResumeAdmission | None:
     checked_id(RUN, run_id)
     given = _checked(result)
     pause = _find(rt, run_id, [given["tool_call_id"]], scope)

@@ -9,7 +9,7 @@ import json
 from typing import Any
 
 from cortex_workers.engine import decide as deciding
-from cortex_workers.engine import decision_shape, dispatch
+from cortex_workers.engine import decision_shape, dispatch, refusals
 from cortex_workers.engine.decide import Pause
 from cortex_workers.engine.execution import as_it_ran
 from cortex_workers.engine.runtime import Runtime
@@ -17,6 +17,7 @@ from cortex_workers.engine.validate import checked_json
 from cortex_workers.errors import InputTooLarge, InvalidDecision, InvalidState
 from cortex_workers.host import ResultNotEncodable, cut_result, encode_result
 from cortex_workers.schemas.checkpoint import Checkpoint, CheckpointKind, Decision, SettleOutcome
+from cortex_workers.schemas.ids import CHECKPOINT
 from cortex_workers.store import checkpoints, sessions, suspensions, tables, transcript, transitions, turns
 from cortex_workers.store.transitions import Guard, Move, Row
 from cortex_workers.store.unit import Unit
@@ -36,6 +37,18 @@ def settle(
     ``now`` overrides the wait before a call that did not happen is run again (recorded); said later, it ends that wait.
     Raises: as ``decide``.
     """
+    with refusals.told("settle", CHECKPOINT, checkpoint_id, decision.actor):
+        return _settle(rt, checkpoint_id, decision, scope, now, principal)
+
+
+def _settle(
+    rt: Runtime,
+    checkpoint_id: str,
+    decision: Decision,
+    scope: str | None,
+    now: bool,
+    principal: bytes | None,
+) -> Checkpoint:
     decision, text = _with_result(rt, decision_shape.checked(decision, rt.settings.input_bytes))
     pause = deciding.load_pause(rt, checkpoint_id, scope)
     recorded = deciding.already(rt, pause, decision)

@@ -146,9 +146,9 @@ def _pause(ex: Execution, question: _Question, waiting: Sequence[Planned], batch
         row, base = persist.write(ex, work, persist.moved_by(ex, question.transition, batch.seqs))
     batch.settle(base)
     ex.left_as = str(row["state"])
-    telemetry.event(
-        "run.paused", run_id=ex.run_id, checkpoint_id=ids["checkpoint_id"], kind=str(question.kind)
-    )
+    asked = {"checkpoint_id": ids["checkpoint_id"]} if question.kind is not None else {}
+    kind = str(question.kind or question.pending_kind)
+    telemetry.event("run.paused", run_id=ex.run_id, suspension_id=ids["suspension_id"], kind=kind, **asked)
     probes.reach("pause.after_commit")
     return row
 

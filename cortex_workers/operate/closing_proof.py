@@ -12,8 +12,14 @@ from datetime import timedelta
 
 from cortex_workers.engine.runtime import Runtime
 from cortex_workers.engine.validate import checked_id
-from cortex_workers.errors import AdmissionNotFound, ClosureRefused, InvalidArgument, InvalidState
-from cortex_workers.schemas.admission import ResumeClosureRequest
+from cortex_workers.errors import (
+    AdmissionConflict,
+    AdmissionNotFound,
+    ClosureRefused,
+    InvalidArgument,
+    InvalidState,
+)
+from cortex_workers.schemas.admission import ResumeClosure, ResumeClosureRequest
 from cortex_workers.schemas.base import digest
 from cortex_workers.schemas.ids import RUN
 from cortex_workers.store import admissions, runs, workers
@@ -40,7 +46,8 @@ class WorkersGone:
     ) -> ResumeClosureRequest:
         """The request to close a run as it is now; of a run that was closed already, the one it was closed by.
 
-        Raises: InvalidId, InvalidArgument, AdmissionNotFound, InvalidState, ClosureRefused naming who is still there.
+        Raises: InvalidId, InvalidArgument, AdmissionNotFound, InvalidState, ClosureRefused naming who is still there,
+        AdmissionConflict when somebody else closed it (``closure``).
         """
         checked_id(RUN, run_id)
         if not timedelta(0) < valid_for <= MOST_VALID:
@@ -52,7 +59,7 @@ class WorkersGone:
                 raise AdmissionNotFound(f"no answer was admitted for run {run_id} in this scope")
             closed = admissions.receipt(unit, run_id, row["suspension_id"], "closure")
             if closed is not None:
-                return admissions.to_closure(closed).request
+                return self._first_request(admissions.to_closure(closed))
             start = admissions.receipt(unit, run_id, row["suspension_id"], "start")
             if start is None:
                 raise InvalidState("nobody began with this answer; it can be given up instead (expire)")
@@ -74,8 +81,16 @@ class WorkersGone:
             expires_at=now + valid_for,
         )
 
+    def _first_request(self, made: ResumeClosure) -> ResumeClosureRequest:
+        if made.request.actor == self._actor:
+            return made.request
+        raise AdmissionConflict(
+            f"the run was closed at {made.closed_at:%Y-%m-%d %H:%M:%S} UTC by {made.request.actor}",
+            closure=made,
+        )
+
     def authorize_resume_closure(self, request: ResumeClosureRequest) -> None:
-        """The asker is who the request names, and the proof is what the rows say.
+        """The asker is who the request names, and the proof is what the rows say, or was when it closed the run.
 
         Raises: ClosureRefused.
         """
@@ -84,7 +99,11 @@ class WorkersGone:
         if (request.issuer, request.issuer_revision) != (ISSUER, ISSUER_REVISION):
             raise ClosureRefused("the proof was not issued here")
         with self._rt.database.read() as unit:
-            proof = self._proof(unit, request.version.run_id)
+            version = request.version
+            closed = admissions.receipt(unit, version.run_id, version.suspension_id, "closure")
+            if closed is not None and closed["digest"] == request.digest():
+                return
+            proof = self._proof(unit, version.run_id)
         if proof != request.proof_digest:
             raise ClosureRefused("the proof is not what the rows say of the run's workers")
 
@@ -106,24 +125,28 @@ class WorkersGone:
     def _proof(self, unit: Unit, run_id: str) -> str:
         """The digest of what is known of every process that ever claimed the run.
 
-        Raises: ClosureRefused, InvalidArgument for a declared worker that never held it.
+        Raises: ClosureRefused naming all that may still be there, InvalidArgument for a declared worker that never held
+        the run.
         """
         held = admissions.holders(unit, run_id)
         strangers = sorted(self._declared - set(held))
         if strangers:
             raise InvalidArgument(f"worker {strangers[0][:100]} never held this run")
-        found = {holder: self._what_of(unit, holder) for holder in held}
+        there = [why for holder in held if (why := self._doubt(unit, holder)) is not None]
+        if there:
+            raise ClosureRefused(f"{'; '.join(there)}. Declare dead whom you know to be")
+        found = {holder: "declared dead" if holder in self._declared else "ended" for holder in held}
         return digest({"run_id": run_id, "holders": found, "actor": self._actor})
 
-    def _what_of(self, unit: Unit, holder: str) -> str:
+    def _doubt(self, unit: Unit, holder: str) -> str | None:
+        """Why a process may still be there; None when it has ended or is declared dead."""
         if holder in self._declared:
-            return "declared dead"
+            return None
         known = workers.get(unit, holder)
         if known is None:
-            raise ClosureRefused(f"nothing is known of worker {holder}; declare it dead if you know it is")
+            return f"nothing is known of worker {holder}"
         if known.ended_at is None or known.ended_as == workers.SILENT:
-            heard = f"{known.heartbeat_at:%Y-%m-%d %H:%M:%S}"
-            raise ClosureRefused(
-                f"worker {holder} has not ended (last heard of at {heard}); declare it dead if you know it is"
+            return (
+                f"worker {holder} has not ended (last heard of at {known.heartbeat_at:%Y-%m-%d %H:%M:%S} UTC)"
             )
-        return "ended"
+        return None

@@ -12,6 +12,7 @@ from typing import Any, assert_never
 from cortex_workers.operate import serving
 from cortex_workers.operate.words import clock_time, many, moment, span
 from cortex_workers.schemas.lifecycle import RunState, WaitReason
+from cortex_workers.schemas.suspension import SuspendReason
 from cortex_workers.store import overview
 from cortex_workers.store.claims import READER_VERSION
 from cortex_workers.store.overview import Traces
@@ -108,12 +109,26 @@ def _paused(traces: Traces) -> str:
     run, now = traces.run, traces.now
     pause = next((row for row in traces.pauses if row["id"] == run["suspension_id"]), None)
     question = next((row for row in traces.questions if row["suspension_id"] == run["suspension_id"]), None)
+    if pause is not None and pause["reason"] == SuspendReason.EXTERNAL_TOOL:
+        return _outside(run, pause, now)
     if pause is None or question is None:
         return f"paused; its question is missing: nobody can answer; cortex-workers runs cancel {run['id']}"
     if question["kind"] == "uncertain_effect":
         return f"waits for somebody to say what became of {_tools(pause)}; {settle_help(question)}"
     decide = f"cortex-workers checkpoints approve {question['id']} (or reject)"
-    return f"waits for a decision on {_tools(pause)}{_deadline(pause, now)}; {decide}"
+    about = _tools(pause) if pause["deferral_kind"] is None else f"a model call ({pause['deferral_kind']})"
+    return f"waits for a decision on {about}{_deadline(pause, now)}; {decide}"
+
+
+def _outside(run: Row, pause: Row, now: datetime) -> str:
+    """It waits for no person: for the model's provider, or for whoever runs its tools."""
+    if pause["next_poll_at"] is not None:
+        again = f"the first sweep after {clock_time(pause['next_poll_at'])} UTC asks again"
+        return f"waits for the model's provider ({pause['deferral_kind']}){_deadline(pause, now)}; {again}"
+    calls = [call["call_id"] for call in pause["pending"] if call["answered_at"] is None]
+    provide = f"cortex-workers results provide {run['id']} --call {calls[0]} --content JSON" if calls else ""
+    left = f" ({len(calls)} of {len(pause['pending'])} open)" if len(pause["pending"]) > 1 else ""
+    return f"waits for results of {_tools(pause)}{left}{_deadline(pause, now)}; {provide}"
 
 
 def settle_help(question: Mapping[str, Any]) -> str:

@@ -21,6 +21,8 @@ from cortex_workers.schemas.llm import Usage
 from cortex_workers.store.overview import Traces
 from cortex_workers.store.transitions import Row
 
+_CLOSINGS = ("close_reclaimable", "close_paused", "close_running")
+
 
 class Entry(Document):
     """One thing that happened. ``kind``: event, step, call or question; ``mark`` tells good from bad."""
@@ -65,9 +67,9 @@ def _of_event(name: str, row: Row, traces: Traces, most: int | None) -> tuple[st
         return (f"input: {cut(traces.spec.get('input', ''), most)}",)
     if name == "complete":
         return (f"output: {cut(traces.run['output'] or '', most)}",)
-    if name in ("fail", "expire", "start_by") and traces.run["error_text"]:
+    if name in ("fail", "expire", "start_by", "expire_admission", *_CLOSINGS) and traces.run["error_text"]:
         return (cut(traces.run["error_text"], most),)
-    if name not in ("decide", "reject", "settle", "stop"):
+    if name not in ("decide", "reject", "repeat", "settle", "stop"):
         return ()
     decision = (_question(row, traces) or {}).get("decision") or {}
     amended = decision.get("amended_arguments")
@@ -150,15 +152,23 @@ def _plainly(row: Row, _: Traces) -> str:
 
 def _paused(row: Row, traces: Traces) -> str:
     pause, question = _pause(row, traces), _question(row, traces)
-    if pause is None or question is None:
+    if pause is None:
         return "paused"
     tools = ", ".join(dict.fromkeys(call["tool"] for call in pause["pending"]))
-    if row["kind"] == "run.uncertain":
-        return f"paused: {question['id']} asks what became of {tools}"
     until = (
         f"until {pause['expires_at']:%Y-%m-%d %H:%M:%S} UTC" if pause["expires_at"] else "without a deadline"
     )
-    return f"paused: {question['id']} asks for approval of {tools} {until}"
+    if pause["next_poll_at"] is not None:
+        again = clock_time(pause["next_poll_at"])
+        return f"paused: the model call ({pause['deferral_kind']}) is made again after {again} UTC"
+    if pause["reason"] == "external_tool":
+        return f"paused: waits for results of {tools} {until}"
+    if question is None:
+        return "paused"
+    if row["kind"] == "run.uncertain":
+        return f"paused: {question['id']} asks what became of {tools}"
+    about = f"a model call ({pause['deferral_kind']})" if pause["deferral_kind"] is not None else tools
+    return f"paused: {question['id']} asks for approval of {about} {until}"
 
 
 def _decided(row: Row, traces: Traces) -> str:
@@ -166,12 +176,26 @@ def _decided(row: Row, traces: Traces) -> str:
     decision = (_question(row, traces) or {}).get("decision") or {}
     by, actor = decision.get("decided_by"), decision.get("actor") or row["actor"] or "unknown"
     who = f"{by} (as {actor})" if by and by != actor else actor
-    verdict = {"run.decide": "approved" if decision.get("approved") else "rejected", "run.reject": "rejected"}
+    approved = "approved" if decision.get("approved") else "rejected"
+    verdict = {"run.decide": approved, "run.repeat": approved, "run.reject": "rejected"}
     said = (
         verdict.get(row["kind"]) or f"settled as {str(decision.get('outcome') or 'stop').replace('_', ' ')}"
     )
     then = "failed" if row["kind"] in ("run.reject", "run.stop") else "ready again"
     return f"{said} by {who}, {then}"
+
+
+def _admitted(row: Row, _: Traces) -> str:
+    size = (row["data"] or {}).get("bytes")
+    return f"answered by {row['actor'] or 'unknown'}" + (f" ({size} bytes)" if size else "") + ", ready again"
+
+
+def _given_up(row: Row, _: Traces) -> str:
+    return f"failed: {row['actor'] or 'unknown'} gave up the answer, nobody had begun with it"
+
+
+def _closed(row: Row, _: Traces) -> str:
+    return f"closed as incomplete by {row['actor'] or 'unknown'}"
 
 
 def _saying(text: str) -> Callable[[Row, Traces], str]:
@@ -193,6 +217,10 @@ _SAID: dict[str, tuple[Callable[[Row, Traces], str], str]] = {
     "fail": (_failed, "bad"),
     "decide": (_decided, "good"),
     "reject": (_decided, "bad"),
+    "repeat": (_decided, "good"),
+    "admit": (_admitted, "good"),
+    "poll": (_saying("ready again: the model's provider is asked once more"), "plain"),
+    "expire_admission": (_given_up, "bad"),
     "settle": (_decided, "good"),
     "stop": (_decided, "bad"),
     "expire": (_saying("failed: nobody answered in time"), "bad"),
@@ -203,6 +231,9 @@ _SAID: dict[str, tuple[Callable[[Row, Traces], str], str]] = {
     "cancel_reclaimable": (_cancelled, "bad"),
     "cancel_running": (_cancelled, "bad"),
     "cancel_paused": (_cancelled, "bad"),
+    "close_reclaimable": (_closed, "bad"),
+    "close_paused": (_closed, "bad"),
+    "close_running": (_closed, "bad"),
 }
 """How each transition is told, and whether it is good news. A row that is missing here is told by its name."""
 

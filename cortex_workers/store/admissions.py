@@ -14,6 +14,7 @@ from typing import Any
 from sqlalchemy import CTE, DateTime, and_, delete, func, literal, or_, select
 from sqlalchemy.dialects.postgresql import insert
 
+from cortex_workers.errors import InvalidContinuation
 from cortex_workers.schemas.admission import (
     ClaimVersion,
     ResumeAdmission,
@@ -209,6 +210,7 @@ def answers(unit: Unit, run_id: str, call_ids: Sequence[str]) -> dict[str, Row]:
     """What came in, or did not come in time, for calls that waited for somebody outside; by call id.
 
     ``outcome`` is answered (with ``content`` or ``error``) or expired (with ``note``).
+    Raises: InvalidContinuation when what was retained cannot be read.
     """
     statement = (
         select(
@@ -233,7 +235,10 @@ def answers(unit: Unit, run_id: str, call_ids: Sequence[str]) -> dict[str, Row]:
     )
     found: dict[str, Row] = {}
     for row in unit.execute(statement).mappings():
-        answer = _answer(dict(row))
+        try:
+            answer = _answer(dict(row))
+        except (ValueError, KeyError, TypeError) as error:
+            raise InvalidContinuation("an answer that was retained cannot be read") from error
         if answer is not None:
             found[row["call_id"]] = answer
     return found

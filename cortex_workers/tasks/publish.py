@@ -130,7 +130,9 @@ class CeleryPublisher:
             if outbox.closed:
                 break
             outbox.rest(self._link.resting_s)
-        self._link.close()
+        if self._existing() is outbox:
+            # Otherwise somebody has begun again, and the link is theirs.
+            self._link.close()
 
     def _send(self, batch: Sequence[Hint]) -> list[Hint]:
         """Send what is useful of a batch, begun runs first; returns what could not be sent."""

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from cortex_workers.schemas.agent import AgentDefinition, ToolSpec
+from cortex_workers.schemas.base import canonical_json
 from cortex_workers.schemas.checkpoint import CheckpointKind
 from cortex_workers.schemas.ids import CHECKPOINT, RUN, SESSION, STEP, SUSPENSION, TOOL_CALL, new_id
 from cortex_workers.schemas.lease import Term
@@ -23,6 +24,7 @@ from cortex_workers.schemas.lifecycle import TERMINAL_RUN_STATES, RunState
 from cortex_workers.schemas.llm import Message, ToolCall, Usage
 from cortex_workers.schemas.suspension import PendingKind, SuspendReason
 from cortex_workers.store import (
+    admissions,
     agents,
     checkpoints,
     claims,
@@ -53,9 +55,10 @@ AGENT = AgentDefinition(
     tools=(
         ToolSpec(name="refund", parameters=_PARAMETERS, needs_approval=True),
         ToolSpec(name="find_order", tool_class="retry_safe", effects="none"),
+        ToolSpec(name="ship", parameters=_PARAMETERS, tool_class="external"),
     ),
 )
-"""The agent of these runs: one tool that asks and acts, one that only reads."""
+"""The agent of these runs: one tool that asks and acts, one that only reads, one that runs outside."""
 
 
 def an_agent(database: Database, definition: AgentDefinition = AGENT) -> AgentDefinition:
@@ -155,20 +158,35 @@ def a_paused_run(
     Zero makes it overdue at once, None gives it no deadline.
     """
     row = run or a_running_run(database, **columns)
+    asked = _calls(int(row["next_step"]), calls)
+    return database.run(lambda unit: _pause(unit, row, asked, PendingKind.APPROVAL, ttl_s, on_expiry))
+
+
+def a_run_waiting_outside(
+    database: Database,
+    *,
+    run: Row | None = None,
+    calls: int = 1,
+    ttl_s: float | None = 3600.0,
+    on_expiry: str = "fail",
+    **columns: Any,
+) -> Row:
+    """A run that waits for results of ``calls`` calls of ``ship``, which runs outside; else as ``a_paused_run``."""
+    row = run or a_running_run(database, **columns)
+    asked = _calls(int(row["next_step"]), calls, tool="ship")
+    return database.run(lambda unit: _pause(unit, row, asked, PendingKind.EXTERNAL, ttl_s, on_expiry))
+
+
+def _pause(
+    unit: Unit, row: Row, asked: list[ToolCall], kind: PendingKind, ttl_s: float | None, on_expiry: str
+) -> Row:
     step = int(row["next_step"])
-    asked = _calls(step, calls)
-
-    def work(unit: Unit) -> Row:
-        sessions.touch(unit, row["session_id"])
-        moved = _turn(unit, row, "pause", asked, suspension_id=new_id(SUSPENSION))
-        first = base(moved, _seqs(asked))
-        transcript.add_waiting(
-            unit, [_call(row, step, call, index, first) for index, call in enumerate(asked)]
-        )
-        _ask(unit, moved, asked, PendingKind.APPROVAL, ttl_s, on_expiry)
-        return _now(unit, row["id"])
-
-    return database.run(work)
+    sessions.touch(unit, row["session_id"])
+    moved = _turn(unit, row, "pause", asked, suspension_id=new_id(SUSPENSION))
+    first = base(moved, _seqs(asked))
+    transcript.add_waiting(unit, [_call(row, step, call, index, first) for index, call in enumerate(asked)])
+    _ask(unit, moved, asked, kind, ttl_s, on_expiry)
+    return _now(unit, row["id"])
 
 
 def an_uncertain_run(database: Database, *, run: Row | None = None, **columns: Any) -> Row:
@@ -230,6 +248,36 @@ def an_answered_run(database: Database, *, run: Row | None = None, **columns: An
             {"decision": {"approved": True, "actor": "ops"}},
             int(moved["revision"]),
         )
+        return moved
+
+    return database.run(work)
+
+
+def an_admitted_run(database: Database, *, run: Row | None = None, **columns: Any) -> Row:
+    """A run whose results came in from outside: ready with exactly them, and nobody has begun."""
+    row = run or a_run_waiting_outside(database, **columns)
+    guard = Guard(suspension_id=row["suspension_id"], revision=row["revision"])
+
+    def work(unit: Unit) -> Row:
+        calls = [call["call_id"] for call in suspensions.pending(unit, row["suspension_id"])]
+        given = {"tool_results": [{"content": "shipped", "tool_call_id": call_id} for call_id in calls]}
+        data = canonical_json(given).encode()
+        sessions.touch(unit, row["session_id"])
+        moved = _must(turns.move(unit, "admit", row, guard, Move(actor="ops")), "admit")
+        suspensions.answer_all(unit, row["suspension_id"], "ops", "provide_results")
+        answer = {
+            "run_id": row["id"],
+            "suspension_id": row["suspension_id"],
+            "scope": row["scope"],
+            "input": data,
+            "request_digest": admissions.input_digest(data),
+            "suspension_digest": row["suspension_id"],
+            "run_revision": row["revision"],
+            "claimed_revision": moved["revision"],
+            "admitted_by": "ops",
+            "door": "provide_results",
+        }
+        admissions.add(unit, answer)
         return moved
 
     return database.run(work)
@@ -300,8 +348,8 @@ def _must(row: Row | None, name: str) -> Row:
     return row
 
 
-def _calls(step: int, count: int) -> list[ToolCall]:
-    return [ToolCall(id=f"call_{step}_{index}", name="refund", arguments=ARGUMENTS) for index in range(count)]
+def _calls(step: int, count: int, tool: str = "refund") -> list[ToolCall]:
+    return [ToolCall(id=f"call_{step}_{index}", name=tool, arguments=ARGUMENTS) for index in range(count)]
 
 
 def _seqs(asked: list[ToolCall]) -> int:
@@ -356,7 +404,7 @@ def _call(row: Row, step: int, call: ToolCall, ordinal: int, first: int) -> dict
         "session_id": row["session_id"],
         "provider_call_id": call.id,
         "tool": call.name,
-        "class": "mutating",
+        "class": "external" if call.name == "ship" else "mutating",
         "effects": "mutating",
         "message_seq": first + 1,
         "seq": first + 2 + ordinal,
@@ -366,7 +414,8 @@ def _call(row: Row, step: int, call: ToolCall, ordinal: int, first: int) -> dict
 def _ask(
     unit: Unit, moved: Row, asked: list[ToolCall], kind: PendingKind, ttl_s: float | None, on_expiry: str
 ) -> None:
-    """The pause, its pending calls and its checkpoint."""
+    """The pause and its pending calls; and its checkpoint, when it waits for a person."""
+    outside = kind is PendingKind.EXTERNAL
     suspension_id, step = moved["suspension_id"], int(moved["next_step"]) - 1
     pending: list[Mapping[str, Any]] = [
         {
@@ -376,7 +425,7 @@ def _ask(
             "ordinal": index,
             "kind": kind,
             "session_id": moved["session_id"],
-            "answerable_by": "person",
+            "answerable_by": "machine" if outside else "person",
             "payload": json.loads(call.arguments),
         }
         for index, call in enumerate(asked)
@@ -387,7 +436,7 @@ def _ask(
         "session_id": moved["session_id"],
         "scope": moved["scope"],
         "run_revision": moved["revision"],
-        "reason": SuspendReason.APPROVAL,
+        "reason": SuspendReason.EXTERNAL_TOOL if outside else SuspendReason.APPROVAL,
         "step_index": step,
         "next_step": moved["next_step"],
         "messages_upto": int(moved["next_seq"]) - 1,
@@ -396,6 +445,8 @@ def _ask(
         "on_expiry": on_expiry,
     }
     suspensions.add(unit, suspension, ttl_s, pending)
+    if outside:
+        return
     uncertain = kind is PendingKind.UNCERTAIN_EFFECT
     checkpoint = {
         "id": new_id(CHECKPOINT),

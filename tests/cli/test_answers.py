@@ -1,35 +1,43 @@
-"""`results provide`, `runs answers` and `checkpoints approve --call`: answers from the command line."""
+"""Answers from the command line: results, what became of them, closing what is uncertain, decisions call by call."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from cortex_workers.engine import slot
+from cortex_workers.store import workers
 from cortex_workers.store.database import Database
 from cortex_workers.testing import factory
 from tests.cli.conftest import Commands
-from tests.engine.outside import TWO, A, B, paused
-from tests.engine.world import World
+from tests.engine.outside import TWO, A, B, paused, result
+from tests.engine.test_deferred import ANSWER, Deferring, asks, polls, started
+from tests.engine.world import World, looking_at
 
 SCOPE = ("--scope", "tenant=acme")
 
 
 @pytest.fixture
 def world(database_url: str) -> Iterator[World]:
-    made = World(database_url)
-    try:
-        yield made
-    finally:
-        made.close()
+    with looking_at(database_url) as onlooker:
+        made = World(onlooker)
+        try:
+            yield made
+        finally:
+            made.close()
 
 
 def content_of(world: World, run_id: str, worker: Any) -> list[Any]:
     assert worker.work(run_id)["state"] == "completed"
     return [item.content for item in world.messages(run_id) if item.role == "tool"]
+
+
+def on_one_line(said: str) -> str:
+    return " ".join(said.split())
 
 
 def test_a_single_result_is_kept_and_the_last_one_admits(cw: Commands, world: World) -> None:
@@ -127,6 +135,109 @@ def test_an_answer_is_given_up_only_when_nobody_began_with_it(cw: Commands, worl
     assert (said.code, said.out) == (0, f"{run_id}: the answer was given up\n")
     assert cw("runs", "answers", run_id, "--expire", pause, "--json", *SCOPE).json["fresh"] is False
     assert world.run(run_id)["error_code"] == "admission_expired"
+
+
+def uncertain(world: World) -> tuple[str, list[str]]:
+    """A run that lost its worker after it began with an answer: the run, and who held it."""
+    client, worker, run_id = paused(world)
+    client.provide_results(run_id, [result(A)])
+    other = world.worker()
+    assert other.lose_at("model.before", run_id)["state"] == "reclaimable"
+    return run_id, [worker.name, other.name]
+
+
+def test_an_uncertain_run_is_closed_when_all_who_held_it_are_gone(cw: Commands, world: World) -> None:
+    run_id, (first, second) = uncertain(world)
+    world.database.run(lambda unit: workers.end(unit, first, "stopped"))
+    world.database.run(lambda unit: workers.end(unit, second, workers.SILENT))
+    said = cw("runs", "close-uncertain", run_id, *SCOPE)
+    assert (said.code, said.out) == (1, "")
+    assert f"worker {second} has not ended" in said.err and first not in said.err
+    assert said.err.endswith("Declare dead whom you know to be [closure_refused]\n")
+    assert world.run(run_id)["state"] == "reclaimable"
+    said = cw("runs", "close-uncertain", run_id, "--dead", second, *SCOPE)
+    assert (said.code, said.out) == (0, f"{run_id}: closed as incomplete\n")
+    said = cw("runs", "close-uncertain", run_id, *SCOPE)
+    assert (said.code, said.out) == (0, f"{run_id}: closed as incomplete before\n")
+    run = world.run(run_id)
+    assert (run["state"], run["error_code"]) == ("incomplete", "closed_incomplete")
+    shown = on_one_line(cw("runs", "show", run_id, *SCOPE).out)
+    assert "closed as incomplete by cli:ann" in shown and "cannot be proven" in shown
+
+
+def test_a_closing_is_a_receipt_for_scripts(cw: Commands, world: World) -> None:
+    run_id, names = uncertain(world)
+    for name in names:
+        world.database.run(lambda unit, name=name: workers.end(unit, name, "stopped"))
+    said = cw("runs", "close-uncertain", run_id, "--json", *SCOPE)
+    assert (said.code, said.json["fresh"], said.json["request"]["actor"]) == (0, True, "cli:ann")
+    assert said.json["run_revision"] == world.run(run_id)["revision"]
+    again = cw("runs", "close-uncertain", run_id, "--json", *SCOPE).json
+    assert again == {**said.json, "fresh": False}
+    said = cw("runs", "close-uncertain", run_id, "--json", *SCOPE, CORTEX_ACTOR="cli:eve")
+    assert (said.code, said.json["error"]) == (1, "admission_conflict")
+    assert "by cli:ann" in said.json["message"]
+
+
+def test_what_cannot_be_closed_is_said_and_nothing_is_written(cw: Commands, world: World) -> None:
+    client, _worker, run_id = paused(world)
+    before = world.snapshot()
+    said = cw("runs", "close-uncertain", run_id, *SCOPE)
+    assert said.code == 1 and "[admission_not_found]" in said.err
+    client.provide_results(run_id, [result(A)])
+    assert world.snapshot() != before
+    before = world.snapshot()
+    for words, code in (
+        ((run_id,), "invalid_state"),
+        ((run_id, "--scope", "tenant=other"), "admission_not_found"),
+        (("arun_x",), "invalid_id"),
+    ):
+        said = cw("runs", "close-uncertain", *words, *(() if "--scope" in words else SCOPE))
+        assert said.code == 1 and said.err.endswith(f"[{code}]\n")
+    assert cw("runs", "close-uncertain").code == 2
+    assert world.snapshot() == before
+
+
+def test_a_worker_that_never_held_the_run_is_not_declared(cw: Commands, world: World) -> None:
+    run_id, names = uncertain(world)
+    dead = [word for name in (*names, "host-9:1:x") for word in ("--dead", name)]
+    said = cw("runs", "close-uncertain", run_id, *dead, *SCOPE)
+    assert said.code == 1 and "worker host-9:1:x never held this run" in said.err
+    assert world.run(run_id)["state"] == "reclaimable"
+
+
+def test_a_run_that_waits_outside_says_what_for_and_how_to_answer(cw: Commands, world: World) -> None:
+    client, _worker, run_id = paused(world, TWO)
+    shown = cw("runs", "show", run_id, *SCOPE).out
+    assert "paused: waits for results of quote until" in shown
+    client.provide_result(run_id, result(A))
+    hint = cw("runs", "show", run_id, "--json", *SCOPE).json["next"]
+    assert hint.startswith("waits for results of quote (1 of 2 open) until 2")
+    assert hint.endswith(f"cortex-workers results provide {run_id} --call {B} --content JSON")
+    client.provide_result(run_id, result(B))
+    assert re.search(r"answered by ops \(\d+ bytes\), ready again", cw("runs", "show", run_id, *SCOPE).out)
+
+
+def test_a_run_whose_model_call_waits_says_for_whom(cw: Commands, world: World) -> None:
+    client, worker, asked = started(world, Deferring(ANSWER, asks))
+    worker.work(asked)
+    (question,) = client.checkpoints(run_id=asked)
+    shown = on_one_line(cw("runs", "show", asked, *SCOPE).out)
+    assert f"paused: {question.id} asks for approval of a model call (budget) until" in shown
+    assert "waits for a decision on a model call (budget) until" in shown
+    cw("checkpoints", "approve", question.id, "--by", "Ann", *SCOPE)
+    shown = on_one_line(cw("runs", "show", asked, *SCOPE).out)
+    assert "approved by Ann (as cli:ann), ready again" in shown
+
+
+def test_a_run_that_waits_for_a_provider_says_when_it_is_asked_again(cw: Commands, world: World) -> None:
+    _client, worker, run_id = started(world, Deferring(ANSWER, polls(1)))
+    worker.work(run_id)
+    at = f"{world.pauses(run_id)[0]['next_poll_at']:%H:%M:%S} UTC"
+    shown = on_one_line(cw("runs", "show", run_id, *SCOPE).out)
+    assert f"paused: the model call (batch) is made again after {at}" in shown
+    assert "waits for the model's provider (batch)" in shown
+    assert f"the first sweep after {at} asks again" in shown
 
 
 def test_calls_are_approved_and_rejected_one_by_one(cw: Commands, database: Database) -> None:

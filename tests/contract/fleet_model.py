@@ -11,6 +11,8 @@ from cortex_workers.schemas.notifications import Notification
 from cortex_workers.store.transitions import Guard, Row
 
 WAITING = ("ready", "reclaimable")
+CALLS = ("RunReady", "RunReclaimable", "ResumeAdmitted")
+"""The kinds of notification that call a worker."""
 BY_THE_TURN = {"wait_reason", "notified_at"}
 """What a recomputation of a session's turn may change on runs that did not move."""
 
@@ -192,7 +194,5 @@ def check_told(before: World, after: World, told: Sequence[Notification], quietl
         was_free = old is not None and claimable(old, before.at)
         moved = old is not None and old["revision"] != run["revision"]
         if free and (moved or not was_free) and run["id"] != quietly:
-            told_of = [
-                item for item in kinds.get(run["id"], []) if item.kind in ("RunReady", "RunReclaimable")
-            ]
+            told_of = [item for item in kinds.get(run["id"], []) if item.kind in CALLS]
             assert [item.revision for item in told_of] == [run["revision"]], f"{run['id']} was not told of"

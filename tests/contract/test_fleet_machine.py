@@ -54,14 +54,14 @@ EVENTS = [
     "somebody_enqueues",
     "a_worker_claims_by_name",
     "a_worker_renews_all_it_ever_held",
-    "somebody_cancels",
+    "somebody_ends_it",
     "a_while_passes",
 ]
 HOLDERS_DO = ["slice_end", "hand_off", "pause", "hand_back", "watchdog", "uncertain", "complete", "fail"]
 PAUSE_MOVES = [
     row.name for row in RUN if row.fence in (Fence.LIVE_PAUSE, Fence.THIS_PAUSE, Fence.OVERDUE_PAUSE)
 ]
-CANCELS = {row.sources[0]: row.name for row in RUN if row.fence is Fence.REVISION}
+BY_REVISION = {row.name: row.sources for row in RUN if row.fence is Fence.REVISION}
 
 
 @dataclass(frozen=True)
@@ -353,12 +353,12 @@ class Fleet(RuleBasedStateMachine):
         seen = self.world.runs[run_id]["revision"] if fresh else revision
         self.move(name, run_id, Guard(suspension_id=suspension_id, revision=seen), Move(actor="ops"))
 
-    def somebody_cancels(self, data: st.DataObject) -> None:
-        """By the revision that the run has, or had."""
+    def somebody_ends_it(self, data: st.DataObject) -> None:
+        """Cancelled, given up or closed, by the revision that the run has, or had."""
         run, back = self.any_run(data), data.draw(st.sampled_from([0, 0, 0, 1, 2]), label="back")
-        name = data.draw(st.sampled_from([*CANCELS.values(), "cancel_paused"]), label="cancel")
-        if back == 0:
-            name = CANCELS.get(run["state"], name)
+        fitting = [name for name, sources in BY_REVISION.items() if run["state"] in sources]
+        names = fitting if fitting and back == 0 else [*BY_REVISION, "cancel_paused"]
+        name = data.draw(st.sampled_from(sorted(names)), label="end")
         guard = Guard(
             revision=run["revision"] - back, suspension_id=run["suspension_id"] or new_id(SUSPENSION)
         )
@@ -372,24 +372,28 @@ class Fleet(RuleBasedStateMachine):
         """After a while, for what nobody has renewed, answered or started, and then for waits."""
         self.time_passes(data.draw(st.sampled_from([0, 5, 11, 130]), label="seconds"))
         self.changes_nothing(self.sweep_what_is_not_due, self.world)
-        self.sweep_all_that_is_due(data.draw(st.booleans(), label="to the model"))
+        lost = data.draw(st.sampled_from(["lapse", "lapse", "close_running"]), label="lost")
+        self.sweep_all_that_is_due(lost, data.draw(st.booleans(), label="to the model"))
         self.end_waits()
 
     def sweep_what_is_not_due(self, unit: Unit) -> None:
         for run in self.world.runs.values():
-            for name in ("lapse", "start_by"):
+            for name in ("lapse", "close_running", "start_by"):
                 if not model.allows(transition("run", name), run, Guard(), self.world):
                     assert turns.move(unit, name, run, Guard(), Move()) is None
 
-    def sweep_all_that_is_due(self, to_model: bool) -> None:
-        """What the finders find is what the model calls due, and all of it goes through."""
+    def sweep_all_that_is_due(self, lost: str, to_model: bool) -> None:
+        """What the finders find is what the model calls due, and all of it goes through.
+
+        ``lost`` is what becomes of a run whose lease is over: it may be closed before anybody takes it back.
+        """
         with self.database.read() as unit:
             lapsed = [item.id for item in due.lapsed_across_scopes(unit, None, 100)]
             pauses = [item.id for item in due.overdue_pauses_across_scopes(unit, None, 100)]
             starts = [item.id for item in due.overdue_starts_across_scopes(unit, None, 100)]
         assert (set(lapsed), set(pauses), set(starts)) == model.due(self.world)
         for run_id in lapsed:
-            assert self.move("lapse", run_id, Guard(), Move())
+            assert self.move(lost, run_id, Guard(), Move())
         for suspension_id in pauses:
             run_id = self.world.pauses[suspension_id]["run_id"]
             guard = Guard(suspension_id=suspension_id)

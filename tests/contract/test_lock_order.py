@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -10,17 +11,21 @@ from sqlalchemy import text
 
 from cortex_workers import Client
 from cortex_workers.engine import expire, suspend
+from cortex_workers.schemas.admission import ResumeAdmission, ResumeExpiry
 from cortex_workers.schemas.ids import RUN, new_id
 from cortex_workers.schemas.lifecycle import RUN as RUN_MACHINE
 from cortex_workers.schemas.run import EnqueueRun
 from cortex_workers.store import claims, clock, leases, sessions, tables, transcript, turns
+from cortex_workers.store import workers as worker_rows
 from cortex_workers.store.claims import Claimer
 from cortex_workers.store.database import Database
 from cortex_workers.store.transitions import Guard, Row
 from cortex_workers.testing import factory
 from tests.contract.meeting import Referee, in_background, together
 from tests.contract.recorder import Recorder, Statement, recording
-from tests.engine.world import Worker, World, at, call, say, turn
+from tests.engine import outside
+from tests.engine.test_deferred import ANSWER, Deferring, asks, polls
+from tests.engine.world import TTL_S, Worker, World, at, call, say, turn
 
 ORDER = ["sessions", "tenants", "runs", "suspensions", "pending_calls", "checkpoints"]
 
@@ -45,17 +50,30 @@ SCRIPT = {
         {"input_contains": "pay", "turns": [turn(call("find", order="1"), call("pay", amount=1)), say()]},
         {"input_contains": "ship", "turns": [turn(call("ship", order="1"), call("ship", order="2")), say()]},
         {"input_contains": "fail", "turns": [{"fail": "failed"}]},
+        {
+            "input_contains": "quote",
+            "turns": [
+                turn(call("quote", item="desk"), call("quote", item="chair")),
+                turn(call("ship", order="1")),
+                say(),
+            ],
+        },
         {"default": True, "turns": [turn(call("find", order="1")), turn(call("find", order="2")), say()]},
     ]
 }
 
 
 def test_every_door_takes_its_locks_in_order(world: World) -> None:
+    outside.tools(world.host, ttl=timedelta(0))
     world.shop(SCRIPT)
+    for name, decide in (("spender", asks), ("poller", polls(2))):
+        world.host.agent(name, model=Deferring(ANSWER, decide), instructions="Help.", tools=["find"])
     worker, client = world.worker(), world.client()
     with recording(worker.rt.database, client.runtime.database, world.database) as recorder:
         produce(client)
         decide_every_way(world, worker, client)
+        answer_every_way(worker, client)
+        close_every_way(world, client)
         settle_every_way(world, worker, client)
         give_up_every_way(world, client)
         cancel_every_way(world, client)
@@ -103,6 +121,58 @@ def decide_every_way(world: World, worker: Worker, client: Any) -> None:
         assert worker.finish(row["id"])["state"] == "completed"
         _, checkpoint = paused(world, worker, client, session)
         client.decide(checkpoint, approved=False, reason="no")
+
+
+def quoted(worker: Worker, client: Client, session: str | None) -> str:
+    """A run that waits for two results from outside, without a deadline."""
+    run_id = client.enqueue("support", "quote", session=session).id
+    assert worker.finish(run_id)["state"] == "paused"
+    return run_id
+
+
+def answered(worker: Worker, client: Client, session: str | None) -> str:
+    """The same with its results, and nobody has begun with them."""
+    run_id = quoted(worker, client, session)
+    client.provide_results(run_id, [outside.result(outside.A), outside.result(outside.B)])
+    return run_id
+
+
+def answer_every_way(worker: Worker, client: Client) -> None:
+    """Results from outside, one of them given up, and model calls that are made again."""
+    for session in (None, new_id(RUN)):
+        assert worker.finish(answered(worker, client, session))["state"] == "completed"
+        run_id = quoted(worker, client, session)
+        client.provide_result(run_id, outside.result(outside.B))
+        client.provide_result(run_id, outside.result(outside.A))
+        (given,) = client.admissions(run_id).admissions
+        client.expire_admission(run_id, given.request.version.suspension_id, given.request_digest)
+        run_id = client.enqueue("spender", "find", session=session).id
+        worker.work(run_id)
+        (asked,) = client.checkpoints(run_id=run_id)
+        client.decide(asked.id, approved=True)
+        worker.work(run_id)
+        run_id = client.enqueue("poller", "find", session=session and new_id(RUN)).id
+        assert expire.poll(worker.rt, worker.work(run_id)["suspension_id"])
+
+
+def close_every_way(world: World, client: Client) -> None:
+    """Nobody can say how far a run came with its answer."""
+    for session in (None, new_id(RUN)):
+        for state in ("reclaimable", "paused", "running"):
+            workers = [world.worker() for _ in range(3)]
+            run_id = answered(workers[0], client, session)
+            if state == "running":
+                workers[1].die_at("model.before", run_id)
+                world.later(TTL_S + 1)
+            else:
+                probe = "tool.after_handler" if state == "paused" else "model.before"
+                workers[1].lose_at(probe, run_id)
+            if state == "paused":
+                workers[2].work(run_id)
+            assert world.run(run_id)["state"] == state
+            for each in workers:
+                world.database.run(lambda unit, name=each.name: worker_rows.end(unit, name, "stopped"))
+            client.close_uncertain(run_id)
 
 
 def settle_every_way(world: World, worker: Worker, client: Any) -> None:
@@ -233,6 +303,55 @@ def late(database: Database, session: str | None) -> Row:
     return factory.a_run(database, session=session, start_by=clock.wall())
 
 
+def asks_about_a_model_call(database: Database, session: str | None) -> Row:
+    run = paused_run(database, session)
+    return _as(database, run, "update checkpoints set kind = 'deferred_model_call' where run_id = :id")
+
+
+def asked_again(database: Database, session: str | None) -> Row:
+    run = wants_results(database, session)
+    poll = (
+        "update suspensions set deferral_kind = 'batch', next_poll_at = clock_timestamp() where run_id = :id"
+    )
+    return _as(database, run, poll)
+
+
+def _as(database: Database, run: Row, statement: str) -> Row:
+    with database.transaction() as unit:
+        unit.execute(text(statement), {"id": run["id"]})
+    return run
+
+
+def wants_results(database: Database, session: str | None) -> Row:
+    return factory.a_run_waiting_outside(database, session=session, ttl_s=None)
+
+
+def admitted(database: Database, session: str | None) -> Row:
+    return factory.an_admitted_run(database, run=wants_results(database, session))
+
+
+def began(database: Database, session: str | None) -> Row:
+    """Somebody began with its answer, and the lease is over."""
+    return factory.a_running_run(database, run=admitted(database, session), ttl_s=0.0)
+
+
+def cut_off(database: Database, session: str | None) -> Row:
+    return factory.a_reclaimable_run(database, run=began(database, session))
+
+
+def asks_after_its_answer(database: Database, session: str | None) -> Row:
+    return factory.an_uncertain_run(database, run=began(database, session))
+
+
+def give(client: Client, run: Row) -> ResumeAdmission:
+    return client.provide_results(run["id"], [outside.result("call_0_0")])
+
+
+def give_up(client: Client, run: Row) -> ResumeExpiry:
+    (given,) = client.admissions(run["id"]).admissions
+    return client.expire_admission(run["id"], run["suspension_id"], given.request_digest)
+
+
 ENDING = [
     Door("complete", running, by_holder("complete"), "completed"),
     Door("fail", running, by_holder("fail"), "failed"),
@@ -259,6 +378,22 @@ ENDING = [
         by_client(lambda client, _, run: expire.expire_pause(client.runtime, run["suspension_id"])),
         "failed",
     ),
+    Door("give up", admitted, by_client(lambda client, _, run: give_up(client, run)), "failed"),
+    *(
+        Door(
+            name,
+            arrange,
+            by_client(
+                lambda client, _, run, held=held: client.close_uncertain(run["id"], held)  # type: ignore[misc]
+            ),
+            "incomplete",
+        )
+        for name, arrange, held in (
+            ("close reclaimable", cut_off, [factory.OWNER]),
+            ("close running", began, [factory.OWNER]),
+            ("close paused", asks_after_its_answer, [factory.OWNER, "worker-b"]),
+        )
+    ),
     Door(
         "start_by",
         late,
@@ -271,6 +406,25 @@ TOUCHING = [
         "approve",
         paused_run,
         by_client(lambda client, world, run: client.decide(asked(world, run), approved=True)),
+        "ready",
+    ),
+    Door(
+        "repeat",
+        asks_about_a_model_call,
+        by_client(lambda client, world, run: client.decide(asked(world, run), approved=True)),
+        "ready",
+    ),
+    Door(
+        "poll",
+        asked_again,
+        by_client(lambda client, _, run: expire.poll(client.runtime, run["suspension_id"])),
+        "ready",
+    ),
+    Door("admit", wants_results, by_client(lambda client, _, run: give(client, run)), "ready"),
+    Door(
+        "admit the last",
+        wants_results,
+        by_client(lambda client, _, run: client.provide_result(run["id"], outside.result("call_0_0"))),
         "ready",
     ),
     Door(

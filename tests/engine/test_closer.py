@@ -784,6 +784,58 @@ def test_the_shipped_request_needs_an_answer_that_somebody_began_with(scene: Sce
         proof.request(run_id, SCOPE, valid_for=timedelta(days=2))
 
 
+def test_whoever_may_still_be_there_is_named_at_once(scene: Scene) -> None:
+    run_id = scene.uncertain()
+    first, second, third = (worker.name for worker in scene.workers)
+    ended(scene, second)
+    with pytest.raises(ClosureRefused) as caught:
+        scene.client.close_uncertain(run_id)
+    assert first in caught.value.message and third in caught.value.message
+    assert second not in caught.value.message
+
+
+def test_the_client_closes_for_its_actor_and_reads_the_receipt(scene: Scene) -> None:
+    run_id = scene.reclaimable()
+    pause = scene.request(run_id).version.suspension_id
+    names = [worker.name for worker in scene.workers]
+    ended(scene, *names, as_=workers.SILENT)
+    assert scene.client.closure(run_id) is None
+    before = scene.world.snapshot()
+    with pytest.raises(ClosureRefused, match="has not ended"):
+        scene.client.close_uncertain(run_id)
+    assert scene.world.snapshot() == before
+    made = scene.client.close_uncertain(run_id, names)
+    made.verify()
+    assert (made.fresh, made.request.actor, made.request.scope) == (True, "ops", SCOPE)
+    assert scene.world.run(run_id)["state"] == "incomplete"
+    kept = made.model_copy(update={"fresh": False})
+    assert scene.client.closure(run_id) == scene.client.closure(run_id, pause) == kept
+    # Nobody has to be declared dead once more to be told of it.
+    assert scene.client.close_uncertain(run_id) == scene.client.close_uncertain(run_id, names) == kept
+
+
+def test_a_run_that_somebody_else_closed_is_a_conflict_that_names_them(scene: Scene) -> None:
+    run_id = scene.reclaimable()
+    ended(scene, *(worker.name for worker in scene.workers))
+    made = scene.client.close_uncertain(run_id)
+    with pytest.raises(AdmissionConflict, match="by ops") as caught:
+        scene.world.client(actor="eve").close_uncertain(run_id)
+    assert caught.value.data["closure"] == made.model_copy(update={"fresh": False})
+
+
+def test_the_client_closes_only_in_the_exact_scope_and_with_a_list(scene: Scene) -> None:
+    run_id = scene.reclaimable()
+    ended(scene, *(worker.name for worker in scene.workers))
+    for scope in ("tenant=other", "tenant=acme/user=1"):
+        with pytest.raises(AdmissionNotFound):
+            scene.client.close_uncertain(run_id, scope=scope)
+        with pytest.raises(AdmissionNotFound):
+            scene.client.closure(run_id, scope=scope)
+    with pytest.raises(InvalidArgument, match="list of worker ids"):
+        scene.client.close_uncertain(run_id, "worker-a")
+    assert scene.world.run(run_id)["state"] == "reclaimable"
+
+
 def test_a_closing_that_dies_before_its_commit_leaves_nothing(scene: Scene) -> None:
     request = scene.request(scene.reclaimable())
 

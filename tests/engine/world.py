@@ -260,6 +260,8 @@ class Worker:
     def lose_at(self, probe: str, run_id: str, nth: int = 1) -> Row:
         """Die on the way and lose the run by that; it may be reclaimed then."""
         self.die_at(probe, run_id, nth)
+        # A renewal that is under way now must not come after the lease has run out.
+        assert self.rt.keeper.kick(5.0)
         return self.lapse(run_id)
 
 

@@ -24,7 +24,7 @@ from cortex_workers.llm.batch import BatchModel, Handle
 from cortex_workers.llm.spend_gate import SpendGate
 from cortex_workers.schemas.llm import Deferral, Message, ModelReply, ModelRequest, ToolDefinition
 from cortex_workers.testing.openai_server import OpenAIServer
-from tests.engine.world import World, only
+from tests.engine.world import World, looking_at, only
 from tests.llm.conftest import request, said, user
 
 SECRET = "the prompt nobody may read in a log"
@@ -478,11 +478,12 @@ def test_numbers_that_make_no_sense_are_refused(options: dict[str, Any]) -> None
 
 @pytest.fixture
 def world(database_url: str) -> Iterator[World]:
-    made = World(database_url)
-    try:
-        yield made
-    finally:
-        made.close()
+    with looking_at(database_url) as onlooker:
+        made = World(onlooker)
+        try:
+            yield made
+        finally:
+            made.close()
 
 
 def test_a_run_waits_for_its_batches_and_holds_no_worker(world: World, provide: Provide) -> None:

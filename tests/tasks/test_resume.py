@@ -16,18 +16,19 @@ from cortex_workers.settings import Settings, load_settings
 from cortex_workers.tasks.messages import ResumeMessage
 from cortex_workers.tasks.routes import RESUME, TASK_QUEUES, route
 from tests.engine.outside import TWO, A, B, paused, result
-from tests.engine.world import SCOPE, World
+from tests.engine.world import SCOPE, World, looking_at
 from tests.tasks.conftest import Queue
 from tests.tasks.processes import CeleryProcess
 
 
 @pytest.fixture
 def world(database_url: str) -> Iterator[World]:
-    made = World(database_url)
-    try:
-        yield made
-    finally:
-        made.close()
+    with looking_at(database_url) as onlooker:
+        made = World(onlooker)
+        try:
+            yield made
+        finally:
+            made.close()
 
 
 def test_an_admission_goes_to_its_own_task_on_the_queue_of_what_has_begun() -> None:

@@ -17,7 +17,7 @@ from cortex_workers.schemas.stream import StreamKind
 from cortex_workers.settings import Settings
 from cortex_workers.tasks import tokens as room
 from cortex_workers.tasks.tokens import CAP, KEEP_S, MOST_CHARS, QUEUE, TokenPusher, TokenReader, key_of
-from tests.engine.world import SCOPE, World, call, say
+from tests.engine.world import SCOPE, World, call, looking_at, say
 from tests.waiting import wait_until
 
 # Remembering takes microseconds; a word of a frozen broker takes a second.
@@ -242,11 +242,12 @@ def test_a_forked_child_pushes_by_itself(
 
 @pytest.fixture
 def world(database_url: str) -> Iterator[World]:
-    made = World(database_url)
-    try:
-        yield made
-    finally:
-        made.close()
+    with looking_at(database_url) as onlooker:
+        made = World(onlooker)
+        try:
+            yield made
+        finally:
+            made.close()
 
 
 WORDS = [

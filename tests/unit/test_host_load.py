@@ -81,9 +81,9 @@ def test_an_attribute_that_is_not_there_is_named(folder: Path) -> None:
 
 
 def test_something_else_than_a_host_is_refused(folder: Path) -> None:
-    write(folder, "shop_other", "host = 'a host'\n")
+    write(folder, "shop_text", "host = 'a host'\n")
     with pytest.raises(HostNotLoadable, match="is a str, not a Host"):
-        load_host("shop_other:host")
+        load_host("shop_text:host")
 
 
 def test_a_mistake_of_the_host_s_own_keeps_its_name(folder: Path) -> None:
