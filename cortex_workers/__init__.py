@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from cortex_workers.client import Client
     from cortex_workers.errors import (
         CortexError,
+        DeferredModelCall,
         EffectUncertain,
         ModelFailed,
         ModelUnavailable,
@@ -32,12 +33,16 @@ if TYPE_CHECKING:
         ToolContext,
         Unknown,
     )
+    from cortex_workers.schemas.admission import ToolResult
+    from cortex_workers.schemas.checkpoint import CallDecision
     from cortex_workers.schemas.run import EnqueueRun, Run, RunOverrides
     from cortex_workers.settings import Settings
 
 _HOMES = {
+    "CallDecision": "schemas.checkpoint",
     "Client": "client",
     "CortexError": "errors",
+    "DeferredModelCall": "errors",
     "DidNotHappen": "host",
     "EffectUncertain": "errors",
     "EnqueueRun": "schemas.run",
@@ -55,13 +60,16 @@ _HOMES = {
     "RunOverrides": "schemas.run",
     "Settings": "settings",
     "ToolContext": "host",
+    "ToolResult": "schemas.admission",
     "Unavailable": "errors",
     "Unknown": "host",
 }
 
 __all__ = [
+    "CallDecision",
     "Client",
     "CortexError",
+    "DeferredModelCall",
     "DidNotHappen",
     "EffectUncertain",
     "EnqueueRun",
@@ -79,6 +87,7 @@ __all__ = [
     "RunOverrides",
     "Settings",
     "ToolContext",
+    "ToolResult",
     "Unavailable",
     "Unknown",
     "__version__",
