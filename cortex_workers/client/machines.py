@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from cortex_workers.client.base import ClientBase
 from cortex_workers.engine import host_checkpoint, ledger
 from cortex_workers.engine import resume as resuming
-from cortex_workers.errors import InvalidArgument, NotPausedYet
+from cortex_workers.errors import AdmissionConflict, InvalidArgument, NotPausedYet
 from cortex_workers.operate.closer import ResumeCloser, closure
 from cortex_workers.operate.closing_proof import WorkersGone
 from cortex_workers.schemas.admission import (
@@ -89,7 +89,14 @@ class Machines(ClientBase):
             raise InvalidArgument("declared_dead is a list of worker ids")
         proof = WorkersGone(self._rt, self._actor, declared_dead)
         request = proof.request(run_id, self._need_scope(scope))
-        return ResumeCloser(self._rt, proof, proof).close(request)
+        try:
+            return ResumeCloser(self._rt, proof, proof).close(request)
+        except AdmissionConflict as conflict:
+            # The same actor closed it in the same moment, by a request that was made a moment earlier.
+            made: ResumeClosure | None = conflict.data.get("closure")
+            if made is not None and made.request.actor == self._actor:
+                return made
+            raise
 
     def closure(
         self, run_id: str, suspension_id: str | None = None, *, scope: str | None = None

@@ -449,17 +449,7 @@ CONTESTS = {
         (DONE, InvalidState, "incomplete", 1),
         (InvalidState, DONE, "cancelled", 1),
     ),
-    "close-close": Contest(
-        "cut_off",
-        "close",
-        "close",
-        (DONE, DONE, "incomplete", 1),
-        (DONE, DONE, "incomplete", 1),
-        at_once=(
-            (DONE, AdmissionConflict, "incomplete", 1),
-            (AdmissionConflict, DONE, "incomplete", 1),
-        ),
-    ),
+    "close-close": same("cut_off", "close", "close", (DONE, DONE, "incomplete", 1)),
     "close-lapse": Contest(
         "silent",
         "close",
