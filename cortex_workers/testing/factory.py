@@ -447,7 +447,11 @@ def _ask(
     suspensions.add(unit, suspension, ttl_s, pending)
     if outside:
         return
-    uncertain = kind is PendingKind.UNCERTAIN_EFFECT
+    _open(unit, moved, step, uncertain=kind is PendingKind.UNCERTAIN_EFFECT)
+
+
+def _open(unit: Unit, moved: Row, step: int, *, uncertain: bool) -> None:
+    suspension_id = moved["suspension_id"]
     checkpoint = {
         "id": new_id(CHECKPOINT),
         "scope": moved["scope"],

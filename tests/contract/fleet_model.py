@@ -65,7 +65,9 @@ def _pause_allows(fence: Fence, run: Row, guard: Guard, world: World) -> bool:
 
 def claimable(run: Row, at: datetime) -> bool:
     """Whether any worker that serves a run may claim it now."""
-    return bool(run["state"] in WAITING and run["wait_reason"] is None and run["not_before"] <= at)
+    waits = run["state"] in WAITING and run["wait_reason"] is None and run["not_before"] <= at
+    too_late = run["queue_class"] == "start" and run["start_by"] is not None and run["start_by"] <= at
+    return bool(waits and not too_late)
 
 
 def best(world: World) -> str | None:
