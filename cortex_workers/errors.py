@@ -3,7 +3,7 @@
 ::
 
     CortexError
-    ├─ Refusal              nothing was written; expected; logged at info; a task returns Refused(code)
+    ├─ Refusal              nothing was written; expected; a task returns Refused(code)
     │  ├─ NotFound          RunNotFound · CheckpointNotFound · SessionNotFound · AgentNotFound · AdmissionNotFound
     │  ├─ Conflict          AlreadyExists · RunIdTaken · RunIdReused · InvalidState
     │  ├─ ClosureRefused    a guard of the closer refused

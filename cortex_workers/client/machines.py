@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, TypeVar
 
 from cortex_workers.client.base import ClientBase
-from cortex_workers.engine import host_checkpoint, ledger
+from cortex_workers.engine import host_checkpoint, ledger, refusals
 from cortex_workers.engine import resume as resuming
 from cortex_workers.errors import AdmissionConflict, InvalidArgument, NotPausedYet
 from cortex_workers.operate.closer import ResumeCloser, closure
@@ -21,6 +21,7 @@ from cortex_workers.schemas.admission import (
     ToolResult,
 )
 from cortex_workers.schemas.checkpoint import Checkpoint
+from cortex_workers.schemas.ids import RUN
 
 T = TypeVar("T")
 
@@ -72,7 +73,8 @@ class Machines(ClientBase):
         Raises: AdmissionNotFound, AdmissionConflict, ResumeAlreadyStarted, InvalidState, InvalidId.
         """
         where = self._need_scope(scope)
-        return ledger.expire(self._rt, run_id, suspension_id, request_digest, where, self._actor)
+        with refusals.told("expire_admission", RUN, run_id, self._actor):
+            return ledger.expire(self._rt, run_id, suspension_id, request_digest, where, self._actor)
 
     def close_uncertain(
         self, run_id: str, declared_dead: Collection[str] = (), *, scope: str | None = None
@@ -85,10 +87,15 @@ class Machines(ClientBase):
         somebody else closed it (``closure``) or a later answer is there, InvalidState, InvalidArgument for a process
         that never held it, InvalidId, WaitTimeout.
         """
+        where = self._need_scope(scope)
+        with refusals.told("close_uncertain", RUN, run_id, self._actor):
+            return self._close_run(run_id, declared_dead, where)
+
+    def _close_run(self, run_id: str, declared_dead: Collection[str], scope: str) -> ResumeClosure:
         if isinstance(declared_dead, str):
             raise InvalidArgument("declared_dead is a list of worker ids")
         proof = WorkersGone(self._rt, self._actor, declared_dead)
-        request = proof.request(run_id, self._need_scope(scope))
+        request = proof.request(run_id, scope)
         try:
             return ResumeCloser(self._rt, proof, proof).close(request)
         except AdmissionConflict as conflict:

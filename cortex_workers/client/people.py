@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cortex_workers.client.base import ClientBase, checked_limit
-from cortex_workers.engine import authority
+from cortex_workers.engine import authority, refusals
 from cortex_workers.engine import decide as deciding
 from cortex_workers.engine import settle as settling
 from cortex_workers.engine.validate import checked_id
@@ -91,14 +91,15 @@ class People(ClientBase):
         Raises: InvalidDecision, InvalidState (``recorded`` carries the first decision), SuspensionExpired,
         CheckpointNotFound, InvalidId, SessionClosed.
         """
-        decision = _decision(
-            approved=_approved(approved, calls is not None),
-            reason=reason,
-            decided_by=decided_by,
-            actor=self._actor,
-            amended_arguments=amended_arguments,
-            calls=_call_decisions(calls),
-        )
+        with refusals.told("decide", CHECKPOINT, checkpoint_id, self._actor):
+            decision = _decision(
+                approved=_approved(approved, calls is not None),
+                reason=reason,
+                decided_by=decided_by,
+                actor=self._actor,
+                amended_arguments=amended_arguments,
+                calls=_call_decisions(calls),
+            )
         encoded = authority.encode(self._codec, principal)
         return deciding.decide(self._rt, checkpoint_id, decision, self._any_scope(scope), encoded)
 
@@ -119,8 +120,9 @@ class People(ClientBase):
         ``now`` skips the wait before a call that did not happen is run again.
         Raises: as ``decide``.
         """
-        if outcome not in list(SettleOutcome):
-            raise InvalidDecision("settle with one of: happened, did_not_happen, stop")
+        with refusals.told("settle", CHECKPOINT, checkpoint_id, self._actor):
+            if outcome not in list(SettleOutcome):
+                raise InvalidDecision("settle with one of: happened, did_not_happen, stop")
         decision = _decision(
             approved=outcome != SettleOutcome.STOP,
             reason=reason,

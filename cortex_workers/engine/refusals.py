@@ -1,5 +1,7 @@
 """One line in the log of every refused answer: who tried what, where, and why it was refused; never what they sent.
 
+A warning, so that it is seen in a process that set up no logging of its own.
+
 Source: bug case C46.
 """
 
@@ -20,5 +22,5 @@ def told(door: str, prefix: str, target: str, actor: str | None) -> Iterator[Non
         yield
     except Refusal as refusal:
         known = target if is_id(prefix, target) else "no id"
-        telemetry.event("answer.refused", door=door, target=known, actor=actor, code=refusal.code)
+        telemetry.event("answer.refused", "warning", door=door, target=known, actor=actor, code=refusal.code)
         raise

@@ -24,7 +24,7 @@ import structlog
 from cortex_workers import Client
 from cortex_workers.errors import CortexError, InvalidInput, NotAgentReplyResumable, Refusal
 from cortex_workers.schemas.admission import ToolResult
-from cortex_workers.schemas.ids import RUN, new_id
+from cortex_workers.schemas.ids import RUN, SUSPENSION, new_id
 from cortex_workers.schemas.llm import ModelRequest
 from cortex_workers.schemas.stream import StreamKind
 from cortex_workers.store import tables
@@ -255,6 +255,16 @@ def test_every_refused_answer_leaves_a_line_that_tells_who_and_why(world: World)
         (lambda: client.provide_result(run_id, result(A)), "provide_result", run_id, "requires_approval"),
         (lambda: client.decide("secret words", approved=True), "decide", "no id", "invalid_id"),
         (lambda: client.provide_results(new_id(RUN), [result(A)]), "provide_results", "", "run_not_found"),
+        (lambda: client.decide(asked, approved="yes"), "decide", asked, "invalid_decision"),  # type: ignore[arg-type]
+        (lambda: client.decide(asked, calls={"x": {"run": 1}}), "decide", asked, "invalid_decision"),
+        (lambda: client.settle(asked, "whatever"), "settle", asked, "invalid_decision"),
+        (
+            lambda: client.expire_admission(run_id, new_id(SUSPENSION), "0" * 64),
+            "expire_admission",
+            run_id,
+            "admission_not_found",
+        ),
+        (lambda: client.close_uncertain(run_id), "close_uncertain", run_id, "admission_not_found"),
     ]
     for attempt, door, target, code in tries:
         with structlog.testing.capture_logs() as logs:
@@ -263,10 +273,27 @@ def test_every_refused_answer_leaves_a_line_that_tells_who_and_why(world: World)
                 attempt()
         (line,) = [each for each in logs if each["event"] == "answer.refused"]
         assert (line["door"], line["actor"], line["code"]) == (door, "mallory", code)
+        assert line["log_level"] == "warning"
         assert line["target"] == target or not target
         assert set(line) == {"event", "log_level", "door", "target", "actor", "code"}
     assert world.snapshot() == before
     assert world.effects == []
+
+
+def test_a_process_without_a_log_of_its_own_shows_the_line(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Bug case C46: Python shows warnings where nobody said otherwise."""
+    client, _worker, run_id = paused(world)
+    structlog.reset_defaults()
+    client.provide_results(run_id, [result(A)])
+    assert caplog.records == []
+    with pytest.raises(CortexError):
+        client.provide_results(run_id, [result(A, "a secret")])
+    (line,) = caplog.records
+    assert (line.name, line.levelname) == ("cortex_workers", "WARNING")
+    assert line.getMessage().startswith("answer.refused {") and run_id in line.getMessage()
+    assert "secret" not in caplog.text
 
 
 def test_a_wait_for_another_agent_is_not_ended_by_whoever_posts_results(world: World) -> None:
