@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cortex_workers.cli import here
-from cortex_workers.cli.options import AsJson, Limit, RunId, Scope
+from cortex_workers.cli.options import AsJson, Limit, RunId, Scope, finite
 from cortex_workers.cli.report import DONE, REFUSED, command, console, examples, given_json, note, print_json
 
 if TYPE_CHECKING:
@@ -208,9 +208,13 @@ def close_uncertain(
 def stream(
     run_id: RunId,
     scope: Scope = None,
-    after: Annotated[int, typer.Option("--after", help="Go on after this cursor.", metavar="N")] = -1,
+    after: Annotated[
+        int,
+        typer.Option("--after", min=-1, max=2**63 - 1, help="Go on after this cursor.", metavar="N"),
+    ] = -1,
     timeout: Annotated[
-        float | None, typer.Option("--timeout", min=0, help="Give up when so many seconds are silent.")
+        float | None,
+        typer.Option("--timeout", min=0, callback=finite, help="Give up when so many seconds are silent."),
     ] = None,
     as_json: AsJson = False,
 ) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import math
 import os
 import threading
 import weakref
@@ -107,6 +108,19 @@ def checked_limit(limit: int) -> int:
     if not isinstance(limit, int) or not 1 <= limit <= MAX_LIMIT:
         raise InvalidArgument(f"limit is 1 to {MAX_LIMIT}")
     return limit
+
+
+def checked_seconds(what: str, value: object) -> float:
+    """A time to wait, as a number.
+
+    Raises: InvalidArgument.
+    """
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        with suppress(OverflowError):  # an integer that no float can hold
+            seconds = float(value)
+            if not math.isnan(seconds):
+                return seconds
+    raise InvalidArgument(f"{what} is a number of seconds")
 
 
 def _user() -> str:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 
-from cortex_workers.client.base import ClientBase
+from cortex_workers.client.base import ClientBase, checked_seconds
 from cortex_workers.engine import streaming
+from cortex_workers.errors import InvalidArgument
 from cortex_workers.ports import TokenSource
 from cortex_workers.schemas.stream import StreamEvent
+
+BEFORE_ALL = -1
+"""The cursor of who has seen nothing."""
+LAST_CURSOR = 2**63 - 1
 
 
 class Watching(ClientBase):
@@ -18,7 +23,7 @@ class Watching(ClientBase):
         run_id: str,
         *,
         scope: str | None = None,
-        after: int = -1,
+        after: int = BEFORE_ALL,
         timeout_s: float | None = None,
         tokens: bool = True,
     ) -> Iterator[StreamEvent]:
@@ -26,11 +31,16 @@ class Watching(ClientBase):
 
         Facts come from rows: attach again with the cursor of the last event and miss nothing. Tokens of streamed
         agents come beside them while they are kept; a gap is told by an event of kind ``lost``.
-        Raises: InvalidId, RunNotFound; WaitTimeout when nothing at all happens for ``timeout_s`` seconds.
+        Raises: InvalidId, InvalidArgument, RunNotFound; WaitTimeout when nothing at all happens for ``timeout_s``
+        seconds.
         """
-        where = self._any_scope(scope)
+        where, cursor, patience_s = (
+            self._any_scope(scope),
+            _checked_cursor(after),
+            _checked_timeout(timeout_s),
+        )
         return streaming.follow(
-            self._rt, run_id, where, after=after, timeout_s=timeout_s, tokens=self._tokens(tokens)
+            self._rt, run_id, where, after=cursor, timeout_s=patience_s, tokens=self._tokens(tokens)
         )
 
     def astream(
@@ -38,7 +48,7 @@ class Watching(ClientBase):
         run_id: str,
         *,
         scope: str | None = None,
-        after: int = -1,
+        after: int = BEFORE_ALL,
         timeout_s: float | None = None,
         tokens: bool = True,
     ) -> AsyncIterator[StreamEvent]:
@@ -46,9 +56,13 @@ class Watching(ClientBase):
 
         Raises: as ``stream``.
         """
-        where = self._any_scope(scope)
+        where, cursor, patience_s = (
+            self._any_scope(scope),
+            _checked_cursor(after),
+            _checked_timeout(timeout_s),
+        )
         return streaming.afollow(
-            self._rt, run_id, where, after=after, timeout_s=timeout_s, tokens=self._tokens(tokens)
+            self._rt, run_id, where, after=cursor, timeout_s=patience_s, tokens=self._tokens(tokens)
         )
 
     def _tokens(self, wanted: bool) -> TokenSource | None:
@@ -57,3 +71,15 @@ class Watching(ClientBase):
         from cortex_workers.tasks.tokens import TokenReader
 
         return TokenReader(self.settings)
+
+
+def _checked_cursor(after: object) -> int:
+    if isinstance(after, int) and not isinstance(after, bool) and BEFORE_ALL <= after <= LAST_CURSOR:
+        return after
+    raise InvalidArgument(
+        f"after is the cursor of an event, 0 to {LAST_CURSOR}, or {BEFORE_ALL} for everything"
+    )
+
+
+def _checked_timeout(timeout_s: object) -> float | None:
+    return None if timeout_s is None else checked_seconds("timeout_s", timeout_s)

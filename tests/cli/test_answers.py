@@ -270,3 +270,11 @@ def test_calls_that_are_missing_or_said_twice_write_nothing(
         given = [part for option in words for part in (option, one)]
     assert cw("checkpoints", "approve", asked, *given).code in (1, 2)
     assert factory.now(database, run["id"])["revision"] == run["revision"]
+
+
+@pytest.mark.parametrize("after", ["99999999999999999999999", "-2", "x"])
+def test_a_cursor_that_no_event_has_is_wrong_usage(cw: Commands, world: World, after: str) -> None:
+    _client, _worker, run_id = paused(world)
+    said = cw("runs", "stream", run_id, "--after", after, "--json", *SCOPE)
+    assert said.code == 2
+    assert said.json["error"] == "wrong_usage" and "--after" in said.json["message"]
