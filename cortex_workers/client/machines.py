@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from cortex_workers.client.base import ClientBase
+from cortex_workers.client.base import ClientBase, checked_seconds
 from cortex_workers.engine import host_checkpoint, ledger, refusals
 from cortex_workers.engine import resume as resuming
 from cortex_workers.errors import AdmissionConflict, InvalidArgument, NotPausedYet
@@ -37,11 +37,14 @@ class Machines(ClientBase):
         The same answer again returns the original receipt (``fresh`` false). An answer that is quicker than its pause
         is sent again by itself for ``patience_s`` seconds.
         Raises: ResultsMismatch, RequiresApproval, NotAgentReplyResumable, SuspensionExpired, NotSuspended,
-        NotPausedYet, AdmissionConflict, InvalidState after a partial answer, InputTooLarge, RunNotFound, InvalidId.
+        NotPausedYet, AdmissionConflict, InvalidState after a partial answer, InputTooLarge, RunNotFound, InvalidId,
+        InvalidArgument for what is no result.
         """
-        items, where = list(results), self._any_scope(scope)
+        where, seconds = self._any_scope(scope), checked_seconds("patience_s", patience_s)
+        with refusals.told("provide_results", RUN, run_id, self._actor):
+            items = _checked_results(results)
         return _patiently(
-            patience_s, lambda: resuming.provide_results(self._rt, run_id, items, where, self._actor)
+            seconds, lambda: resuming.provide_results(self._rt, run_id, items, where, self._actor)
         )
 
     def provide_result(
@@ -51,9 +54,11 @@ class Machines(ClientBase):
 
         Raises: as ``provide_results``.
         """
-        where = self._any_scope(scope)
+        where, seconds = self._any_scope(scope), checked_seconds("patience_s", patience_s)
+        with refusals.told("provide_result", RUN, run_id, self._actor):
+            item = _checked_result(result)
         return _patiently(
-            patience_s, lambda: resuming.provide_result(self._rt, run_id, result, where, self._actor)
+            seconds, lambda: resuming.provide_result(self._rt, run_id, item, where, self._actor)
         )
 
     def admissions(
@@ -92,9 +97,7 @@ class Machines(ClientBase):
             return self._close_run(run_id, declared_dead, where)
 
     def _close_run(self, run_id: str, declared_dead: Collection[str], scope: str) -> ResumeClosure:
-        if isinstance(declared_dead, str):
-            raise InvalidArgument("declared_dead is a list of worker ids")
-        proof = WorkersGone(self._rt, self._actor, declared_dead)
+        proof = WorkersGone(self._rt, self._actor, _checked_workers(declared_dead))
         request = proof.request(run_id, scope)
         try:
             return ResumeCloser(self._rt, proof, proof).close(request)
@@ -126,6 +129,33 @@ class Machines(ClientBase):
         Raises: InvalidId, RunNotFound, InvalidArgument, UnstorableText.
         """
         return host_checkpoint.open_checkpoint(self._rt, run_id, reason, metadata, self._any_scope(scope))
+
+
+def _checked_results(results: object) -> list[ToolResult]:
+    if isinstance(results, str | bytes | Mapping | ToolResult) or not isinstance(results, Iterable):
+        raise InvalidArgument(f"results are a list of ToolResult(…), not {_kind(results)}")
+    return [_checked_result(item) for item in results]
+
+
+def _checked_result(result: object) -> ToolResult:
+    if not isinstance(result, ToolResult):
+        raise InvalidArgument(f"a result is a ToolResult(…), not {_kind(result)}")
+    return result
+
+
+def _checked_workers(names: object) -> list[str]:
+    if isinstance(names, str | bytes | Mapping) or not isinstance(names, Iterable):
+        raise InvalidArgument(f"declared_dead is a list of worker ids, not {_kind(names)}")
+    found = []
+    for name in names:
+        if not isinstance(name, str):
+            raise InvalidArgument(f"declared_dead is a list of worker ids; there is {_kind(name)} in it")
+        found.append(name)
+    return found
+
+
+def _kind(value: object) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"
 
 
 def _patiently(patience_s: float, attempt: Callable[[], T]) -> T:

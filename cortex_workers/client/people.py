@@ -163,9 +163,9 @@ def _call_decisions(
         raise InvalidDecision("calls maps each pending call's id to its decision")
     found = {}
     for call_id, given in calls.items():
-        values = given.model_dump() if isinstance(given, CallDecision) else dict(given)
-        unknown = sorted(set(values) - set(CallDecision.model_fields))
-        if unknown or not isinstance(values.get("approved"), bool):
+        values: Mapping[str, Any] = given.model_dump() if isinstance(given, CallDecision) else given
+        known = isinstance(values, Mapping) and set(values) <= set(CallDecision.model_fields)
+        if not known or not isinstance(values.get("approved"), bool):
             raise InvalidDecision("a call's decision has approved (True or False), amended_arguments, reason")
         found[str(call_id)] = CallDecision.model_construct(
             None, **{"amended_arguments": None, "reason": None, **values}

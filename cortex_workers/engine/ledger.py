@@ -33,8 +33,7 @@ def page(rt: Runtime, run_id: str, scope: str, after: str | None, limit: int) ->
     checked_id(RUN, run_id)
     if after is not None:
         checked_id(SUSPENSION, after)
-    if not 1 <= limit <= DISCOVERY_MOST:
-        raise InvalidArgument(f"limit is 1 to {DISCOVERY_MOST}")
+    _check_limit(limit)
     with rt.database.read() as unit:
         rows = admissions.page(unit, scope, run_id, after, limit + 1)
     shown = tuple(admissions.to_admission(row) for row in rows[:limit])
@@ -153,12 +152,16 @@ def discover_replies(rt: Runtime, scope: str, after: str | None, limit: int) -> 
 
     Raises: InvalidArgument for a limit outside 1 to 256, InvalidId.
     """
-    if not 1 <= limit <= DISCOVERY_MOST:
-        raise InvalidArgument(f"limit is 1 to {DISCOVERY_MOST}")
+    _check_limit(limit)
     if after is not None:
         checked_id(RUN, after)
     with rt.database.read() as unit:
         return admissions.discover(unit, scope, after, limit)
+
+
+def _check_limit(limit: object) -> None:
+    if not isinstance(limit, int) or not 1 <= limit <= DISCOVERY_MOST:
+        raise InvalidArgument(f"limit is 1 to {DISCOVERY_MOST}")
 
 
 def _row(rt: Runtime, run_id: str, suspension_id: str, scope: str) -> Row:
