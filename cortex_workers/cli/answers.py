@@ -18,6 +18,8 @@ app = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="Results of tools that run outside: provide."
 )
 
+_RESULTS = """a list of results, like '[{"tool_call_id": "call_0_0", "content": "ok"}]'"""
+
 Call = Annotated[
     str | None, typer.Option("--call", help="One call's id; without it, all of them.", metavar="ID")
 ]
@@ -77,12 +79,20 @@ def _results(text: str) -> list[Any]:
 
     from cortex_workers.schemas.admission import ToolResult
 
+    given = given_json(text, "--all", _RESULTS)
     try:
-        return TypeAdapter(list[ToolResult]).validate_python(given_json(text, "--all"))
+        found = TypeAdapter(list[ToolResult]).validate_python(given)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise typer.BadParameter(f"--all takes a list of results: {where}: {first['msg']}") from None
+        said = first["msg"].removeprefix("Value error, ")
+        raise typer.BadParameter(
+            f"--all takes {_RESULTS}. {f'At {where}: ' if where else ''}{said}"
+        ) from None
+    for index, each in enumerate(found):
+        if not each.model_fields_set & {"content", "error"}:
+            raise typer.BadParameter(f"--all takes {_RESULTS}. At {index}: a content or an error is missing")
+    return found
 
 
 def _tell(run_id: str, done: Any, as_json: bool) -> None:

@@ -14,6 +14,7 @@ from cortex_workers.errors import AdmissionConflict, InvalidArgument, NotPausedY
 from cortex_workers.operate.closer import ResumeCloser, closure
 from cortex_workers.operate.closing_proof import WorkersGone
 from cortex_workers.schemas.admission import (
+    BOTH,
     ResumeAdmission,
     ResumeAdmissionPage,
     ResumeClosure,
@@ -140,6 +141,9 @@ def _checked_results(results: object) -> list[ToolResult]:
 def _checked_result(result: object) -> ToolResult:
     if not isinstance(result, ToolResult):
         raise InvalidArgument(f"a result is a ToolResult(…), not {_kind(result)}")
+    if result.content is not None and result.error is not None:
+        # One that was made without validation; keeping the error alone would lose what the tool returned.
+        raise InvalidArgument(BOTH)
     return result
 
 

@@ -19,6 +19,8 @@ from cortex_workers.schemas.scope import Scope
 MAX_RESUME_INPUT_BYTES = 8 << 20
 """The largest retained answer, encoded (seed: MaxResumeInputBytes)."""
 
+BOTH = "a result has a content or an error, not both"
+
 
 def _utc(value: datetime) -> datetime:
     if value.tzinfo is None:
@@ -44,6 +46,12 @@ class ToolResult(Model):
     tool_call_id: str
     content: Any = None
     error: str | None = None
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> ToolResult:
+        if self.content is not None and self.error is not None:
+            raise ValueError(BOTH)
+        return self
 
 
 class ClaimVersion(Model):

@@ -88,6 +88,8 @@ def test_another_answer_is_refused_with_its_code(cw: Commands, world: World) -> 
         ("--all", "{}"),
         ("--all", '[{"content": 1}]'),
         ("--all", "[]", "--error", "x"),
+        ("--all", f'[{{"tool_call_id": "{A}", "content": 1, "error": "x"}}]'),
+        ("--all", f'[{{"tool_call_id": "{A}"}}]'),
     ],
     ids=" ".join,
 )
@@ -278,3 +280,30 @@ def test_a_cursor_that_no_event_has_is_wrong_usage(cw: Commands, world: World, a
     said = cw("runs", "stream", run_id, "--after", after, "--json", *SCOPE)
     assert said.code == 2
     assert said.json["error"] == "wrong_usage" and "--after" in said.json["message"]
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("{}", '"content": "ok"}]\'. Input should be a valid list'),
+        ('[{"content": 1}]', "At 0.tool_call_id: Field required"),
+        ('[{"tool_call_id": "x", "content": 1, "error": "no"}]', "At 0: a result has a content or an error, not both"),
+        ('[{"tool_call_id": "x"}]', "At 0: a content or an error is missing"),
+        ("[", "at character 2"),
+    ],
+)  # fmt: skip
+def test_a_list_of_results_that_is_none_is_answered_with_what_is_wanted(
+    cw: Commands, world: World, given: str, says: str
+) -> None:
+    _client, _worker, run_id = paused(world)
+    said = cw("results", "provide", run_id, "--all", given, "--json", *SCOPE)
+    assert said.code == 2
+    assert says in said.json["message"] and "--all takes a list of results, like" in said.json["message"]
+    assert ": :" not in said.json["message"]
+
+
+def test_a_result_of_nothing_is_said_with_null(cw: Commands, world: World) -> None:
+    _client, worker, run_id = paused(world)
+    given = json.dumps([{"tool_call_id": A, "content": None}])
+    assert cw("results", "provide", run_id, "--all", given, *SCOPE).code == 0
+    assert content_of(world, run_id, worker) == ["null"]

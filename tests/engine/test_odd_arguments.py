@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from cortex_workers.engine import ledger
 from cortex_workers.errors import InvalidArgument, InvalidDecision, WaitTimeout
@@ -111,3 +112,22 @@ def test_what_is_said_of_one_call_is_a_decision(world: World, given: Any) -> Non
     with pytest.raises(InvalidDecision, match="a call's decision has approved"):
         client.decide(only(client.checkpoints()).id, calls={A: given})
     assert world.snapshot() == before
+
+
+def test_a_result_has_a_content_or_an_error(world: World) -> None:
+    with pytest.raises(ValidationError, match="a content or an error, not both"):
+        ToolResult(tool_call_id=A, content="12 EUR", error="late")
+    client, _worker, run_id = paused(world)
+    both = ToolResult.model_construct(tool_call_id=A, content="12 EUR", error="late")
+    before = world.snapshot()
+    with pytest.raises(InvalidArgument, match="a content or an error, not both"):
+        client.provide_result(run_id, both)
+    with pytest.raises(InvalidArgument, match="a content or an error, not both"):
+        client.provide_results(run_id, [both])
+    assert world.snapshot() == before
+
+
+def test_a_tool_that_returned_nothing_has_a_result(world: World) -> None:
+    client, worker, run_id = paused(world)
+    assert client.provide_result(run_id, ToolResult(tool_call_id=A)) is not None
+    assert worker.work(run_id)["state"] == "completed"
