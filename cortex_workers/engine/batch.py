@@ -136,6 +136,11 @@ class Batch:
     def _write_waits(self, unit: Unit, seq: _Counter, message_seq: int | None) -> None:
         fresh = [self._row(item, seq.take(), message_seq) for item in self.waits if not item.row]
         transcript.add_waiting(unit, fresh)
+        for item in self.waits:
+            if item.row and item.executed_args is not None:
+                transcript.note_amended(
+                    unit, self.ex.run_id, item.call.id, item.executed_args, item.amended_by
+                )
 
     def _write_starts(self, unit: Unit, seq: _Counter, message_seq: int | None) -> None:
         rows = []

@@ -7,6 +7,7 @@ Source: runs.md 3.7, 5.5; rulings 19, 29.
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any
 
 from cortex_workers import telemetry
@@ -158,7 +159,7 @@ def _load(ex: Execution) -> None:
     def work(unit: Unit) -> None:
         ex.history = history.load(unit, row["session_id"], upto, floor, window) if upto > floor else []
         if row["instruction"] == Instruction.REPEAT_MODEL_CALL and row["suspension_id"] is not None:
-            ex.deferral = _deferral(unit, row["suspension_id"], int(row["next_step"]))
+            ex.deferral, ex.deferral_ends = _deferral(unit, row["suspension_id"], int(row["next_step"]))
         if row["queue_class"] == "start":
             return
         stored = transcript.load_messages(unit, ex.run_id)
@@ -171,22 +172,23 @@ def _load(ex: Execution) -> None:
     persist.read(ex, work)
 
 
-def _deferral(unit: Unit, suspension_id: str, next_step: int) -> Deferral | None:
-    """What the model client is told when it is asked again (ruling 50).
+def _deferral(unit: Unit, suspension_id: str, next_step: int) -> tuple[Deferral | None, datetime | None]:
+    """What the model client is told when it is asked again (ruling 50), and the deadline of a call that it polls for.
 
     Only for the step that was put off: a lapse after it leaves the instruction, and a yes is not for the next call.
     """
     pause = suspensions.get(unit, suspension_id)
     if pause is None or pause["deferral_kind"] is None or pause["next_step"] != next_step:
-        return None
+        return None, None
     asked = checkpoints.of_pause(unit, suspension_id)
     decision = (asked or {}).get("decision") or {}
-    return Deferral(
+    told = Deferral(
         kind=pause["deferral_kind"],
         ref=pause["deferral_ref"],
         approved=bool(decision.get("approved")),
         decided_by=decision.get("decided_by") or decision.get("actor"),
     )
+    return told, pause["expires_at"] if pause["next_poll_at"] is not None else None
 
 
 def _failed(rt: Runtime, row: Row, ex: Execution | None, term: Term, held: Held, error: CortexError) -> str:

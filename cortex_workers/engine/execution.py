@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 from cortex_workers.engine.runtime import Runtime
@@ -106,6 +107,7 @@ class Execution:
     left_as: str = "done"
     next_seq: int = 0
     deferral: Deferral | None = None
+    deferral_ends: datetime | None = None
 
     @property
     def run_id(self) -> str:

@@ -36,6 +36,11 @@ from cortex_workers.store import admissions, runs, sessions, suspensions, transc
 from cortex_workers.store.transitions import Guard, Move, Row
 from cortex_workers.store.unit import Unit
 
+MOST_RESULTS = 10_000
+"""More than any turn asks for."""
+_ROOM = "x" * 1_000
+"""What is left for each call that is still open, so that an error at least fits in."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Pause:
@@ -63,6 +68,8 @@ def _provide_results(
     rt: Runtime, run_id: str, results: Sequence[ToolResult], scope: str, actor: str
 ) -> ResumeAdmission:
     checked_id(RUN, run_id)
+    if len(results) > MOST_RESULTS:
+        raise InputTooLarge(f"an answer has at most {MOST_RESULTS} results, this one has {len(results)}")
     given = [_checked(item) for item in results]
     data = _encode(given)
     pause = _find(rt, run_id, [item["tool_call_id"] for item in given], scope)
@@ -98,8 +105,10 @@ def _provide_result(
     retained = _retained(rt, pause, given)
     if retained is not None:
         return retained
-    _refuse_kind(pause)
     data = canonical_json(given).encode()
+    if _kept(pause, given["tool_call_id"], data):
+        return None
+    _refuse_kind(pause)
     outcome = rt.database.run(lambda unit: _partial(unit, pause, given["tool_call_id"], data, actor))
     if isinstance(outcome, ResumeAdmission) or outcome == "kept":
         return outcome if isinstance(outcome, ResumeAdmission) else None
@@ -143,6 +152,8 @@ def _find(rt: Runtime, run_id: str, call_ids: Sequence[str], scope: str) -> _Pau
         suspension = suspensions.get(unit, suspension_id) if suspension_id is not None else None
         pending = suspensions.pending(unit, suspension_id) if suspension_id is not None else []
         calls = transcript.load_calls(unit, run_id) if suspension is None else []
+        if suspension is not None and suspension["reason"] == SuspendReason.APPROVAL:
+            _refuse_early(rt, unit, run, pending, call_ids)
     if suspension is not None:
         return _Pause(run, suspension, pending)
     if run["state"] in TERMINAL_RUN_STATES:
@@ -152,6 +163,23 @@ def _find(rt: Runtime, run_id: str, call_ids: Sequence[str], scope: str) -> _Pau
             # No pause to come will wait for it, so nobody is told to try again.
             raise NotSuspended(f"the call {call['call_id'][:80]!r} runs inside and takes no results")
     raise NotPausedYet(f"the run is {run['state']} and does not wait for this call (yet)")
+
+
+def _refuse_early(rt: Runtime, unit: Unit, run: Row, pending: Sequence[Row], call_ids: Sequence[str]) -> None:
+    """Calls of the turn whose results are wanted once its approvals are decided are answered too early, not wrongly.
+
+    Raises: NotPausedYet.
+    """
+    agent = rt.versions.get(run["agent_digest"])
+    said = [item.message for item in transcript.load_messages(unit, run["id"]) if item.message.tool_calls]
+    if agent is None or not said:
+        return
+    no_more = {call["call_id"] for call in transcript.load_calls(unit, run["id"]) if call["finished_at"]}
+    no_more |= {call["call_id"] for call in pending}
+    outside = {spec.name for spec in agent.tools if spec.tool_class == "external"}
+    later = {call.id for call in said[-1].tool_calls if call.name in outside} - no_more
+    if call_ids and later.issuperset(call_ids):
+        raise NotPausedYet("the run waits for an approval first")
 
 
 def _known(rt: Runtime, pause: _Pause, data: bytes) -> ResumeAdmission | None:
@@ -185,7 +213,7 @@ def _retained(rt: Runtime, pause: _Pause, given: dict[str, Any]) -> ResumeAdmiss
         for item in json.loads(bytes(row["input"]))["tool_results"]
         if item["tool_call_id"] == given["tool_call_id"]
     ]
-    if mine != [given]:
+    if canonical_json(mine) != canonical_json([given]):
         raise AdmissionConflict(f"the call {given['tool_call_id'][:80]!r} was answered otherwise before")
     return admissions.to_admission(row)
 
@@ -275,22 +303,35 @@ def _partial(
     suspension = suspensions.get(unit, pause.suspension["id"])
     if suspension is None or suspension["overdue"]:
         return None
-    calls = suspensions.pending(unit, pause.suspension["id"])
-    mine = next(call for call in calls if call["call_id"] == call_id)
-    if mine["answered_at"] is not None:
-        if mine["answer"] is not None and bytes(mine["answer"]) == data:
-            return "kept"
-        raise AdmissionConflict(f"the call {call_id[:80]!r} was answered otherwise before")
-    open_calls = [call for call in calls if call["answered_at"] is None and call["call_id"] != call_id]
-    if open_calls:
+    current = _Pause(run, suspension, suspensions.pending(unit, pause.suspension["id"]))
+    if _kept(current, call_id, data):
+        return "kept"
+    others = [call["call_id"] for call in current.pending if call["answered_at"] is None]
+    others.remove(call_id)
+    room = [{"tool_call_id": each, "error": _ROOM} for each in others]
+    kept = suspensions.kept_answers(unit, pause.suspension["id"])
+    # The whole must fit: what is confirmed now could else never be admitted.
+    whole = _encode([*map(json.loads, kept), json.loads(data), *room])
+    if others:
         suspensions.keep_answer(unit, pause.suspension["id"], call_id, data, actor)
         return "kept"
-    kept = [json.loads(bytes(call["answer"])) for call in calls if call["answer"] is not None]
-    whole = _encode([*kept, json.loads(data)])
-    current = _Pause(run, suspension, calls)
     admitted = _admit(unit, current, whole, actor, "provide_result")
-    suspensions.empty_answers(unit, pause.suspension["id"])
+    if admitted is not None:  # else the deadline came in between, and what was kept counts
+        suspensions.empty_answers(unit, pause.suspension["id"])
     return admitted
+
+
+def _kept(pause: _Pause, call_id: str, data: bytes) -> bool:
+    """Whether this very answer to a call of several was confirmed before; it counts, whatever became of the pause.
+
+    Raises: AdmissionConflict when another one was.
+    """
+    mine = next((call for call in pause.pending if call["call_id"] == call_id), None)
+    if mine is None or mine["answered_at"] is None or mine["answer_digest"] is None:
+        return False
+    if mine["answer_digest"] != admissions.input_digest(data):
+        raise AdmissionConflict(f"the call {call_id[:80]!r} was answered otherwise before")
+    return True
 
 
 def _lost(rt: Runtime, run_id: str, pause: _Pause, data: bytes, scope: str) -> ResumeAdmission:

@@ -23,6 +23,7 @@ from cortex_workers.ports import TokenSource
 from cortex_workers.schemas.ids import RUN
 from cortex_workers.schemas.lifecycle import RunState, transition
 from cortex_workers.schemas.stream import StreamEvent, StreamKind
+from cortex_workers.schemas.suspension import PendingKind
 from cortex_workers.store import checkpoints, runs, stream, suspensions
 from cortex_workers.store.transitions import Row
 from cortex_workers.store.unit import Unit
@@ -250,7 +251,7 @@ def _told_pause(unit: Unit, run: Row, fact: Row, event: Any) -> Iterator[StreamE
             StreamKind.CHECKPOINT, checkpoint_id=asked["id"], kind=asked["kind"], reason=asked["reason"]
         )
     pending = [
-        {"id": call["call_id"], "name": call["tool"], "arguments": call["arguments"]}
+        {"id": call["call_id"], "name": call["tool"], "arguments": _to_run(call)}
         for call in suspensions.pending(unit, pause["id"])
     ]
     yield event(
@@ -260,6 +261,12 @@ def _told_pause(unit: Unit, run: Row, fact: Row, event: Any) -> Iterator[StreamE
         pending=pending,
         expires_at=pause["expires_at"].isoformat() if pause["expires_at"] else None,
     )
+
+
+def _to_run(call: Row) -> str:
+    """A call's arguments: those that a person changed, where it was approved before and now runs outside."""
+    amended = call["executed_args"] if call["kind"] == PendingKind.EXTERNAL else None
+    return str(amended or call["arguments"])
 
 
 def _duration_ms(run: Row) -> int | None:

@@ -182,7 +182,9 @@ def _write_pause(
         suspension.update(deferral_kind=deferral.kind[:100], deferral_ref=deferral.ref)
         poll_s = deferral.poll_after.total_seconds() if deferral.poll_after is not None else None
     pending = [_pending_row(ex, question, item, ids["suspension_id"]) for item in waiting]
-    suspensions.add(unit, suspension, question.ttl_s, pending, poll_s)
+    # A client that looks again and again waits for one thing, so its deadline stays.
+    not_after = ex.deferral_ends if poll_s is not None and ex.deferral is not None else None
+    suspensions.add(unit, suspension, question.ttl_s, pending, poll_s, not_after)
     if question.kind is None:
         return
     checkpoint = _checkpoint_row(ex, question, waiting, step_index, ids)

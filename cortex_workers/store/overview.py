@@ -16,6 +16,7 @@ from sqlalchemy import ColumnElement, Interval, and_, func, literal, or_, select
 from cortex_workers.schemas.agent import AgentDefinition
 from cortex_workers.schemas.lifecycle import TERMINAL_RUN_STATES
 from cortex_workers.schemas.llm import Usage
+from cortex_workers.schemas.suspension import SuspendReason
 from cortex_workers.store import agents, clock, runs, sessions, suspensions, tables, transcript
 from cortex_workers.store.claims import claimable
 from cortex_workers.store.transitions import Row
@@ -24,6 +25,7 @@ from cortex_workers.store.workers import live
 
 _RUN, _WORKER, _VERSION = tables.runs, tables.workers, tables.agent_versions
 _WAITING = ("ready", "reclaimable")
+_ASKS_NOBODY = (SuspendReason.EXTERNAL_TOOL, SuspendReason.AGENT_REPLY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,8 @@ def _gone_pauses(run: Row, pauses: Sequence[Row], questions: Sequence[Row]) -> l
     there, asked = {row["id"] for row in pauses}, {row["suspension_id"] for row in questions}
     named = {row["suspension_id"] for row in [run, *questions]} - {None}
     found = [f"suspension {name}" for name in sorted(named - there)]
-    if run["state"] == "paused" and run["suspension_id"] not in asked:
+    reason = next((row["reason"] for row in pauses if row["id"] == run["suspension_id"]), None)
+    if run["state"] == "paused" and run["suspension_id"] not in asked and reason not in _ASKS_NOBODY:
         found.append("the question of its pause")
     return found
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import insert, select, update
+from sqlalchemy import func, insert, select, update
 
 from cortex_workers.schemas.suspension import PendingCall, Suspension
 from cortex_workers.store import clock, tables, transcript
@@ -26,12 +26,15 @@ def add(
     ttl_s: float | None,
     pending: Sequence[Mapping[str, Any]],
     poll_s: float | None = None,
+    not_after: datetime | None = None,
 ) -> Row:
-    """Write a pause with its calls; the deadline is computed by the database, once.
+    """Write a pause with its calls; the deadline is computed by the database, once, and never ``not_after``.
 
     Raises: IntegrityError when the run has a live pause already.
     """
-    expires = clock.wall() + timedelta(seconds=ttl_s) if ttl_s is not None else None
+    expires: Any = clock.wall() + timedelta(seconds=ttl_s) if ttl_s is not None else None
+    if not_after is not None:
+        expires = func.least(expires, not_after) if expires is not None else not_after
     poll = clock.wall() + timedelta(seconds=poll_s) if poll_s is not None else None
     made = (
         unit.execute(
@@ -67,10 +70,13 @@ def at_revision(unit: Unit, run_id: str, revision: int) -> Row | None:
 
 
 def pending(unit: Unit, suspension_id: str) -> list[Row]:
-    """The calls of a pause in the model's order, each with its tool and the model's arguments."""
+    """The calls of a pause in the model's order, each with its tool and the model's arguments.
+
+    Answers that are kept may be large and are not among it (``kept_answers``), their digests are.
+    """
     statement = (
         select(
-            pending_calls,
+            *[column for column in pending_calls.c if column is not pending_calls.c.answer],
             tool_calls.c.tool,
             tool_calls.c.step_index,
             tool_calls.c.message_seq,
@@ -135,6 +141,16 @@ def keep_answer(unit: Unit, suspension_id: str, call_id: str, data: bytes, by: s
             door="provide_result",
         )
     )
+
+
+def kept_answers(unit: Unit, suspension_id: str) -> list[bytes]:
+    """The answers that are kept until the last one is in, in the model's order."""
+    statement = (
+        select(pending_calls.c.answer)
+        .where(pending_calls.c.suspension_id == suspension_id, pending_calls.c.answer.is_not(None))
+        .order_by(pending_calls.c.ordinal)
+    )
+    return [bytes(row.answer) for row in unit.all(statement)]
 
 
 def empty_answers(unit: Unit, suspension_id: str) -> None:

@@ -205,6 +205,13 @@ def record_start(unit: Unit, term: Term, rows: Sequence[Mapping[str, Any]]) -> N
         )
 
 
+def note_amended(unit: Unit, run_id: str, call_id: str, executed_args: str, by: str | None) -> None:
+    """Note what a call will run with that goes on waiting, now for its result: whoever runs it outside reads it."""
+    unit.execute(
+        update(tool_calls).where(*_this(run_id, call_id)).values(executed_args=executed_args, amended_by=by)
+    )
+
+
 def add_waiting(unit: Unit, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write the rows of calls that wait for somebody."""
     transitions.create_in(unit, "tool_call", "wait", rows)
