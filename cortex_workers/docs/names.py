@@ -22,12 +22,14 @@ def public_names() -> str:
 
 
 def client_verbs() -> str:
-    """Every public method of `Client`, in the order of the file."""
-    rows = [
-        [code(f"client.{name}"), _sentence(member)]
-        for name, member in vars(Client).items()
+    """Every public method of `Client`: part by part, each in the order of its file."""
+    members = {
+        name: getattr(Client, name)
+        for part in reversed(Client.__mro__)
+        for name, member in vars(part).items()
         if inspect.isfunction(member) and not name.startswith("_")
-    ]
+    }
+    rows = [[code(f"client.{name}"), _sentence(member)] for name, member in members.items()]
     return table(["verb", "what it does"], rows)
 
 

@@ -1,11 +1,13 @@
 """What is generated is fresh, and a stale block is found, wherever it stands."""
 
+import inspect
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from cortex_workers.client import Client
 from cortex_workers.docs.__main__ import main
 from cortex_workers.docs.blocks import DocsError, rewritten, stale, table
 from cortex_workers.docs.catalogue import BLOCKS
@@ -38,6 +40,14 @@ def test_the_command_runs_as_the_makefile_runs_it() -> None:
         [sys.executable, "-m", "cortex_workers.docs", "--check"], cwd=ROOT, capture_output=True, text=True
     )
     assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
+
+
+def test_the_table_of_verbs_names_every_public_method_of_the_client() -> None:
+    verbs = {name for name, _ in inspect.getmembers(Client, inspect.isfunction) if not name.startswith("_")}
+    assert verbs > {"enqueue", "decide", "provide_results", "stream"}
+    written = BLOCKS["client-verbs"]()
+    assert {name for name in verbs if f"| `client.{name}` | " not in written} == set()
+    assert all(inspect.getdoc(getattr(Client, name)) for name in verbs)
 
 
 def test_a_block_is_replaced_between_its_markers_and_nothing_else() -> None:
