@@ -212,6 +212,8 @@ def test_a_run_that_waits_outside_says_what_for_and_how_to_answer(cw: Commands, 
     client, _worker, run_id = paused(world, TWO)
     shown = cw("runs", "show", run_id, *SCOPE).out
     assert "paused: waits for results of quote until" in shown
+    assert "missing" not in shown
+    assert cw("runs", "show", run_id, "--json", *SCOPE).json["missing"] == []
     client.provide_result(run_id, result(A))
     hint = cw("runs", "show", run_id, "--json", *SCOPE).json["next"]
     assert hint.startswith("waits for results of quote (1 of 2 open) until 2")
@@ -240,6 +242,7 @@ def test_a_run_that_waits_for_a_provider_says_when_it_is_asked_again(cw: Command
     assert f"paused: the model call (batch) is made again after {at}" in shown
     assert "waits for the model's provider (batch)" in shown
     assert f"the first sweep after {at} asks again" in shown
+    assert "missing" not in shown
 
 
 def test_calls_are_approved_and_rejected_one_by_one(cw: Commands, database: Database) -> None:
