@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from cortex_workers.client.machines import Machines
 from cortex_workers.client.people import People
 from cortex_workers.client.producers import Producers
 from cortex_workers.engine import authority, in_process
 from cortex_workers.errors import (
     InvalidArgument,
 )
+from cortex_workers.schemas.admission import ToolResult
 from cortex_workers.schemas.checkpoint import CallDecision, CheckpointKind
 from cortex_workers.schemas.run import EnqueueRun, Run, RunOverrides
 
 
-class InProcess(Producers, People):
+class InProcess(Producers, People, Machines):
     """The verbs that do the work here, under a lease like any worker."""
 
     def run(
@@ -100,3 +102,21 @@ class InProcess(Producers, People):
         run = self.get(decided.run_id, scope=scope)
         stays = run.is_terminal or decided.kind == CheckpointKind.HOST
         return run if stays else self.continue_run(decided.run_id, scope=scope)
+
+    def resume(
+        self,
+        run_id: str,
+        results: Sequence[ToolResult],
+        *,
+        scope: str | None = None,
+        patience_s: float = 5.0,
+    ) -> Run:
+        """Answer every external call of a run's pause, and continue the run in this process.
+
+        Raises: NoHost, Stopping (nothing is recorded), as ``provide_results``; as ``continue_run`` when the answer is
+        in but the run went on elsewhere.
+        """
+        self._start()
+        in_process.refuse_while_draining(self._rt)
+        self.provide_results(run_id, results, scope=scope, patience_s=patience_s)
+        return self.continue_run(run_id, scope=scope)

@@ -252,6 +252,26 @@ def test_the_call_is_made_again_with_its_handle_until_there_is_an_answer(world: 
     assert [row["ended_as"] for row in world.pauses(run_id)] == ["answered"] * 3
 
 
+def test_a_client_that_looks_again_and_again_keeps_the_deadline_of_its_first_look(world: World) -> None:
+    def decide(request: ModelRequest) -> DeferredModelCall:
+        return DeferredModelCall(
+            "not yet", kind="never", poll_after=timedelta(seconds=30), ttl=timedelta(seconds=100)
+        )
+
+    _client, worker, run_id = started(world, Deferring(ANSWER, decide))
+    for _ in range(3):
+        worker.work(run_id)
+        world.later(31)
+        assert poll(world, worker, run_id)
+    worker.work(run_id)
+    first, *others = (pause["expires_at"] for pause in world.pauses(run_id))
+    assert len(others) == 3
+    assert set(others) == {first}
+    world.later(31)
+    assert expire.expire_pause(worker.rt, world.run(run_id)["suspension_id"])
+    assert (world.run(run_id)["state"], world.run(run_id)["error_code"]) == ("failed", "suspension_expired")
+
+
 def test_the_sweep_finds_what_is_due_and_nothing_else(world: World) -> None:
     from cortex_workers.sweep import frame
 

@@ -24,11 +24,13 @@ from cortex_workers.errors import (
     InvalidId,
     InvalidState,
     InvalidTool,
+    NoHost,
     NotAgentReplyResumable,
     NotPausedYet,
     NotSuspended,
     RequiresApproval,
     ResultsMismatch,
+    RunAlreadyDone,
     RunNotFound,
     StoreUnavailable,
     SuspensionExpired,
@@ -943,3 +945,20 @@ def test_whoever_runs_an_approved_call_outside_is_shown_what_a_person_made_of_it
         '{"item": "chair"}',
         "ops",
     )
+
+
+def test_a_process_with_a_host_answers_and_goes_on_by_itself(world: World) -> None:
+    client, _, run_id = paused(world, TWO)
+    here = world.client(host=world.host)
+    run = here.resume(run_id, [result(A), result(B)])
+    assert (run.state, run.output) == ("completed", "Done.")
+    with pytest.raises(RunAlreadyDone):
+        here.resume(run_id, [result(A), result(B)])
+    assert len(client.admissions(run_id).admissions) == 1
+
+
+def test_a_process_without_a_host_records_nothing_by_a_resume(world: World) -> None:
+    client, _, run_id = paused(world, ONE)
+    with pytest.raises(NoHost):
+        client.resume(run_id, [result(A)])
+    assert client.admissions(run_id).admissions == ()
