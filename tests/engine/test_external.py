@@ -840,7 +840,7 @@ def kept_answers(world: World, run_id: str) -> list[bytes]:
     return world.database.run(lambda unit: suspensions.kept_answers(unit, suspension_id))
 
 
-# --- What an adversary tried -----------------------------------------------------------------------------------------
+# --- Odd hours and odd sizes ------------------------------------------------------------------------------------------
 
 
 def test_a_last_answer_that_meets_the_deadline_takes_nothing_that_was_confirmed(world: World) -> None:
