@@ -32,7 +32,7 @@ from cortex_workers.ports import ResumeClosureAuthorizer, ResumeClosureFence
 from cortex_workers.schemas.admission import ResumeClosure, ResumeClosureRequest
 from cortex_workers.schemas.checkpoint import CheckpointKind
 from cortex_workers.schemas.ids import RUN, SUSPENSION
-from cortex_workers.schemas.lifecycle import RunState
+from cortex_workers.schemas.lifecycle import TERMINAL_RUN_STATES, RunState
 from cortex_workers.store import admissions, checkpoints, runs, sessions, transcript, turns
 from cortex_workers.store.transitions import Guard, Move, Row
 from cortex_workers.store.unit import Unit
@@ -199,6 +199,8 @@ def _row_for(unit: Unit, request: ResumeClosureRequest, run: Row) -> str:
         raise InvalidState(
             f"the run moved: it is {run['state']} at revision {run['revision']}, not {request.run_revision}"
         )
+    if run["state"] in TERMINAL_RUN_STATES:
+        raise InvalidState(f"the run has ended: {run['state']}. There is nothing uncertain to close")
     name = _ROWS.get(run["state"])
     if name is None:
         raise InvalidState(f"the run is {run['state']}: there is nothing uncertain to close")

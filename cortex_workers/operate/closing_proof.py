@@ -22,6 +22,7 @@ from cortex_workers.errors import (
 from cortex_workers.schemas.admission import ResumeClosure, ResumeClosureRequest
 from cortex_workers.schemas.base import digest
 from cortex_workers.schemas.ids import RUN
+from cortex_workers.schemas.lifecycle import TERMINAL_RUN_STATES
 from cortex_workers.store import admissions, runs, workers
 from cortex_workers.store.unit import Unit
 
@@ -60,6 +61,8 @@ class WorkersGone:
             closed = admissions.receipt(unit, run_id, row["suspension_id"], "closure")
             if closed is not None:
                 return self._first_request(admissions.to_closure(closed))
+            if run["state"] in TERMINAL_RUN_STATES:
+                raise InvalidState(f"the run has ended: {run['state']}. There is nothing uncertain to close")
             start = admissions.receipt(unit, run_id, row["suspension_id"], "start")
             if start is None:
                 raise InvalidState("nobody began with this answer; it can be given up instead (expire)")
