@@ -169,14 +169,7 @@ def answers(
 
 
 def _expire(client: Any, run_id: str, suspension_id: str, as_json: bool) -> None:
-    digest = next(
-        (
-            item.request_digest
-            for item in client.admissions(run_id, limit=256).admissions
-            if item.request.version.suspension_id == suspension_id
-        ),
-        "",
-    )
+    digest = client.admission(run_id, suspension_id).request_digest
     done = client.expire_admission(run_id, suspension_id, digest)
     if as_json:
         print_json({**done.model_dump(mode="json"), "fresh": done.fresh})

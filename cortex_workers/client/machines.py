@@ -71,6 +71,13 @@ class Machines(ClientBase):
         """
         return ledger.page(self._rt, run_id, self._need_scope(scope), after, limit)
 
+    def admission(self, run_id: str, suspension_id: str, *, scope: str | None = None) -> ResumeAdmission:
+        """The answer that was admitted for one pause of a run of exactly this scope.
+
+        Raises: InvalidId, AdmissionNotFound.
+        """
+        return ledger.get(self._rt, run_id, suspension_id, self._need_scope(scope))
+
     def expire_admission(
         self, run_id: str, suspension_id: str, request_digest: str, *, scope: str | None = None
     ) -> ResumeExpiry:

@@ -17,6 +17,7 @@ from cortex_workers.errors import (
     AdmissionNotFound,
     InvalidArgument,
     InvalidId,
+    InvalidScope,
     InvalidState,
     NotContinuable,
     RefusedForNow,
@@ -329,6 +330,19 @@ def test_the_ledger_is_read_in_the_exact_scope_alone(world: World) -> None:
     client.provide_results(below, [result(A)])
     assert client.admissions(below).admissions == ()
     assert len(client.admissions(below, scope="tenant=acme/user=1").admissions) == 1
+
+
+def test_the_answer_to_one_pause_is_read_by_its_id_in_its_exact_scope(world: World) -> None:
+    client, _worker, run_id, pause = admitted(world)
+    (kept,) = client.admissions(run_id).admissions
+    assert client.admission(run_id, pause) == kept
+    for scope in ("tenant=other", "tenant=acme/user=1", "tenant"):
+        with pytest.raises((AdmissionNotFound, InvalidScope)):
+            client.admission(run_id, pause, scope=scope)
+    with pytest.raises(AdmissionNotFound):
+        client.admission(run_id, new_id(SUSPENSION))
+    with pytest.raises(InvalidId):
+        client.admission(run_id, "x")
 
 
 @pytest.mark.parametrize("limit", [0, -1, 257])
