@@ -52,6 +52,10 @@ def list_(
 
         now = draw.database_now(client)
     console().print(draw.checkpoints(found, now))
+    if any(each.state == "pending" and len(each.pending) > 1 for each in found):
+        note(
+            "several calls: approve with --call and --reject-call decides each; checkpoints show has their ids"
+        )
     if len(found) == limit:
         note(f"more: --after {found[-1].id}")
 

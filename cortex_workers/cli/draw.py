@@ -179,7 +179,12 @@ def _how(each: Checkpoint) -> Text:
             f"cortex-workers checkpoints settle {each.id} --happened --result JSON | --did-not-happen | --stop",
             style="dim",
         )
-    return Text(f"cortex-workers checkpoints approve {each.id}   (or reject)", style="dim")
+    whole = f"cortex-workers checkpoints approve {each.id}"
+    if len(each.pending) < 2:
+        return Text(f"{whole}   (or reject)", style="dim")
+    first, *others = (call.call_id for call in each.pending)
+    by_call = " ".join([f"--call {first}", *(f"--reject-call {call_id}" for call_id in others)])
+    return Text(f"{whole}   (or reject)\ncall by call, as an example: {whole} {by_call}", style="dim")
 
 
 def sessions(found: Sequence[Mapping[str, Any]], now: datetime) -> RenderableType:

@@ -115,7 +115,8 @@ def _paused(traces: Traces) -> str:
         return f"paused; its question is missing: nobody can answer; cortex-workers runs cancel {run['id']}"
     if question["kind"] == "uncertain_effect":
         return f"waits for somebody to say what became of {_tools(pause)}; {settle_help(question)}"
-    decide = f"cortex-workers checkpoints approve {question['id']} (or reject)"
+    each = ", or each call with --call and --reject-call" if len(pause["pending"]) > 1 else ""
+    decide = f"cortex-workers checkpoints approve {question['id']} (or reject{each})"
     about = _tools(pause) if pause["deferral_kind"] is None else f"a model call ({pause['deferral_kind']})"
     return f"waits for a decision on {about}{_deadline(pause, now)}; {decide}"
 

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from cortex_workers.engine import slot
+from cortex_workers.schemas.ids import SUSPENSION, new_id
 from cortex_workers.store import workers
 from cortex_workers.store.database import Database
 from cortex_workers.testing import factory
 from tests.cli.conftest import Commands
+from tests.cli.test_broken_rows import by_hand
 from tests.engine.outside import TWO, A, B, paused, result
 from tests.engine.test_deferred import ANSWER, Deferring, asks, polls, started
 from tests.engine.world import World, looking_at
@@ -137,6 +139,24 @@ def test_an_answer_is_given_up_only_when_nobody_began_with_it(cw: Commands, worl
     assert (said.code, said.out) == (0, f"{run_id}: the answer was given up\n")
     assert cw("runs", "answers", run_id, "--expire", pause, "--json", *SCOPE).json["fresh"] is False
     assert world.run(run_id)["error_code"] == "admission_expired"
+
+
+def test_the_answer_to_give_up_is_found_behind_many_others(cw: Commands, world: World) -> None:
+    _client, _worker, run_id = paused(world)
+    cw("results", "provide", run_id, "--call", A, "--content", "1", *SCOPE)
+    pause = world.run(run_id)["suspension_id"]
+    by_hand(
+        world.database,
+        "insert into resume_admissions select (jsonb_populate_record(a,"
+        " jsonb_build_object('suspension_id', 'sus_' || lpad(n::text, 26, '0')))).*"
+        " from resume_admissions a, generate_series(1, 300) n where a.run_id = :id",
+        id=run_id,
+    )
+    world.later(8 * 86_400)
+    said = cw("runs", "answers", run_id, "--expire", pause, *SCOPE)
+    assert (said.code, said.out) == (0, f"{run_id}: the answer was given up\n")
+    said = cw("runs", "answers", run_id, "--expire", new_id(SUSPENSION), *SCOPE)
+    assert said.code == 1 and "[admission_not_found]" in said.err
 
 
 def uncertain(world: World) -> tuple[str, list[str]]:
@@ -310,3 +330,35 @@ def test_a_result_of_nothing_is_said_with_null(cw: Commands, world: World) -> No
     given = json.dumps([{"tool_call_id": A, "content": None}])
     assert cw("results", "provide", run_id, "--all", given, *SCOPE).code == 0
     assert content_of(world, run_id, worker) == ["null"]
+
+
+def test_a_run_that_ended_has_nothing_to_close_whoever_held_it(cw: Commands, world: World) -> None:
+    client, worker, run_id = paused(world)
+    client.provide_results(run_id, [result(A)])
+    assert worker.work(run_id)["state"] == "completed"
+    before = world.snapshot()
+    for words in ((), ("--dead", worker.name)):
+        said = cw("runs", "close-uncertain", run_id, *words, *SCOPE)
+        assert said.code == 1
+        assert said.err.startswith("error: the run has ended: completed.") and "[invalid_state]" in said.err
+    assert world.snapshot() == before
+
+
+def test_the_hints_say_that_several_calls_may_be_decided_one_by_one(cw: Commands, database: Database) -> None:
+    run = factory.a_paused_run(database, calls=3)
+    asked = factory.checkpoint_of(database, run)
+    one, *others = (item["call_id"] for item in cw("checkpoints", "show", asked, "--json").json["pending"])
+    rejected = " ".join(f"--reject-call {call_id}" for call_id in others)
+    shown = on_one_line(cw("checkpoints", "show", asked).out)
+    assert f"checkpoints approve {asked} --call {one} {rejected}" in shown
+    assert "--call and --reject-call" in cw("checkpoints", "list").err
+    assert "--call and --reject-call" in cw("runs", "show", run["id"], "--json").json["next"]
+    decided = shown.partition("as an example: cortex-workers ")[2].split()
+    assert cw(*decided).code == 0
+    assert "--call" not in cw("checkpoints", "list", "--all").err
+
+
+def test_a_single_call_is_decided_as_a_whole(cw: Commands, database: Database) -> None:
+    asked = factory.checkpoint_of(database, factory.a_paused_run(database))
+    assert "--call" not in cw("checkpoints", "show", asked).out
+    assert "--call" not in cw("checkpoints", "list").err
