@@ -111,17 +111,16 @@ class Host:
                 timeout=timeout,
                 on_expiry=on_expiry,
             )
-            if tool.name in self.tools:
-                raise DuplicateTool(f"a tool named {tool.name!r} is registered already")
-            self.tools[tool.name] = tool
+            self._add(tool)
             _hang_lookup(tool)
             return function
 
         return register if function is None else register(function)
 
+    @overload
     def external_tool(
         self,
-        function: Callable[..., Any],
+        function: AnyFunction,
         /,
         *,
         name: str | None = None,
@@ -130,27 +129,57 @@ class Host:
         approval_ttl: timedelta | None = None,
         effects: Effects = "mutating",
         on_expiry: OnExpiry | None = None,
-    ) -> Callable[..., Any]:
+    ) -> AnyFunction: ...
+
+    @overload
+    def external_tool(
+        self,
+        function: None = None,
+        /,
+        *,
+        name: str | None = None,
+        ttl: timedelta | None = None,
+        needs_approval: bool = False,
+        approval_ttl: timedelta | None = None,
+        effects: Effects = "mutating",
+        on_expiry: OnExpiry | None = None,
+    ) -> Callable[[AnyFunction], AnyFunction]: ...
+
+    def external_tool(
+        self,
+        function: Callable[..., Any] | None = None,
+        /,
+        *,
+        name: str | None = None,
+        ttl: timedelta | None = None,
+        needs_approval: bool = False,
+        approval_ttl: timedelta | None = None,
+        effects: Effects = "mutating",
+        on_expiry: OnExpiry | None = None,
+    ) -> Any:
         """Register a tool that runs outside: a signature without a body. A call of it pauses the run for its result.
 
-        ``ttl``: how long the run waits for the result; zero no deadline, None the agent's or the setting's.
+        ``ttl``: how long the run waits for the result; zero no deadline, None the agent's or the setting's. The other
+        options are those of ``tool``.
         Raises: DuplicateTool, InvalidTool.
         """
-        tool = make_tool(
-            function,
-            name,
-            retry_safe=False,
-            effects=effects,
-            needs_approval=needs_approval,
-            approval_ttl=approval_ttl,
-            timeout=None,
-            on_expiry=on_expiry,
-        )
-        if tool.name in self.tools:
-            raise DuplicateTool(f"a tool named {tool.name!r} is registered already")
-        tool.set_external(ttl)
-        self.tools[tool.name] = tool
-        return function
+
+        def register(function: Callable[..., Any]) -> Callable[..., Any]:
+            tool = make_tool(
+                function,
+                name,
+                retry_safe=False,
+                effects=effects,
+                needs_approval=needs_approval,
+                approval_ttl=approval_ttl,
+                timeout=None,
+                on_expiry=on_expiry,
+            )
+            tool.set_external(ttl)
+            self._add(tool)
+            return function
+
+        return register if function is None else register(function)
 
     def lookup(self, tool: str) -> Callable[[AnyFunction], AnyFunction]:
         """Register the lookup of a tool by name; the same as ``@function.lookup``.
@@ -268,6 +297,11 @@ class Host:
             if key not in self._clients:
                 self._clients[key] = _build(model, self._models[model])
             return self._clients[key]
+
+    def _add(self, tool: Tool) -> None:
+        if tool.name in self.tools:
+            raise DuplicateTool(f"a tool named {tool.name!r} is registered already")
+        self.tools[tool.name] = tool
 
     def _resolved(self, entry: AgentEntry) -> AgentDefinition:
         specs = tuple(self._referenced(entry.definition.name, reference).spec for reference in entry.tools)

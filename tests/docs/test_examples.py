@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cortex_workers import DidNotHappen, Happened, Host, wiring
+from cortex_workers import Client, DidNotHappen, Happened, Host, wiring
 from cortex_workers.engine import slot
 from cortex_workers.errors import Refusal
 from cortex_workers.host import load_host
@@ -102,11 +102,15 @@ def test_the_producer_of_the_readme_gets_its_answer_from_the_host_of_the_readme(
     assert key.startswith("arun_")
 
 
-def test_the_host_example_declares_what_it_describes() -> None:
-    (block,) = examples("cortex_workers/host/README.md")
+def executed(block: Block) -> dict[str, Any]:
+    """What an example defines."""
     names: dict[str, Any] = {"__name__": "example"}
     exec(compile(block.code, block.where, "exec"), names)
-    host: Host = names["host"]
+    return names
+
+
+def test_the_host_example_declares_what_it_describes() -> None:
+    host: Host = executed(examples("cortex_workers/host/README.md")[0])["host"]
     host.check()
     refund, find = host.tools["refund"], host.tools["find_order"]
     assert refund.spec.needs_approval
@@ -120,15 +124,38 @@ def test_the_host_example_declares_what_it_describes() -> None:
 def test_the_lookup_of_the_host_example_tells_the_truth() -> None:
     from cortex_workers import ToolContext
 
-    (block,) = examples("cortex_workers/host/README.md")
-    names: dict[str, Any] = {"__name__": "example"}
-    exec(compile(block.code, block.where, "exec"), names)
-    tool = names["host"].tools["refund"]
+    tool = executed(examples("cortex_workers/host/README.md")[0])["host"].tools["refund"]
     ctx = ToolContext(run_id="arun_1", step=0, call_id="c1", agent="support")
     arguments = tool.validate('{"order_id": "17", "amount_cents": 1250}')
     assert tool.lookup_call(arguments, ctx) == DidNotHappen()
     result = tool.call(arguments, ctx)
     assert tool.lookup_call(arguments, ctx) == Happened(result)
+
+
+PACKED: list[dict[str, Any]] = [
+    {"call": [{"tool": "pack", "args": {"order_id": "17"}}]},
+    {"say": "Order 17 is in parcel 7."},
+]
+
+
+def test_the_example_of_a_tool_outside_answers_the_run_that_waits(
+    tmp_path: Path,
+    database_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    declares, runs_outside = examples("cortex_workers/host/README.md")
+    assert "external_tool" not in declares.code
+    settings = {"CORTEX_DATABASE_URL": database_url, "CORTEX_SCOPE": "tenant=acme"}
+    with open_shop(tmp_path, monkeypatch, PACKED, **settings):
+        names = executed(runs_outside)
+        with worker(names["host"]), Client() as client:
+            run = client.enqueue("shipping", "Order 17, please")
+            names["warehouse"](run.id)
+            assert client.wait(run.id, timeout_s=60).output == "Order 17 is in parcel 7."
+        spec = names["host"].tools["pack"].spec
+    assert capsys.readouterr().out == 'to do: pack {"order_id": "17"}\n'
+    assert (spec.tool_class, spec.external_ttl_s) == ("external", 2 * 86_400)
 
 
 def test_the_testing_example_needs_nothing_that_is_not_in_it() -> None:

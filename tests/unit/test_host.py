@@ -9,6 +9,7 @@ import pytest
 from pydantic import BaseModel
 
 from cortex_workers.errors import (
+    DuplicateTool,
     InvalidArgument,
     Misconfiguration,
     PrincipalCodecRequired,
@@ -43,6 +44,39 @@ def shop() -> Host:
         return "done"
 
     return host
+
+
+def test_a_tool_that_runs_outside_is_declared_with_and_without_options() -> None:
+    host = Host()
+
+    @host.external_tool
+    def scan(page: int) -> str:
+        """Scan a page."""
+        raise NotImplementedError
+
+    @host.external_tool()
+    def call_back(phone: str) -> str:
+        raise NotImplementedError
+
+    @host.external_tool(ttl=timedelta(hours=2), needs_approval=True, name="quote-it")
+    def quote(item: str) -> str:
+        raise NotImplementedError
+
+    def bare(item: str) -> str:
+        raise NotImplementedError
+
+    assert host.external_tool(bare, ttl=timedelta(0)) is bare
+    assert (scan.__name__, quote.__name__) == ("scan", "quote")
+    specs = {name: tool.spec for name, tool in host.tools.items()}
+    assert set(specs) == {"scan", "call_back", "quote-it", "bare"}
+    assert {spec.tool_class for spec in specs.values()} == {"external"}
+    assert (specs["quote-it"].needs_approval, specs["scan"].needs_approval) == (True, False)
+    ttls = [specs[name].external_ttl_s for name in ("scan", "call_back", "quote-it", "bare")]
+    assert ttls == [None, None, 7200.0, 0.0]
+    with pytest.raises(DuplicateTool, match="quote-it"):
+        host.external_tool(name="quote-it")(bare)
+    host.agent("clerk", model="openai:gpt-5-mini", tools=[scan, call_back, quote, bare])
+    host.check()
 
 
 def test_an_agent_is_published_with_its_tools_in_any_order_of_registration() -> None:
