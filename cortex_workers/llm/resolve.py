@@ -8,6 +8,7 @@ import re
 import threading
 from collections.abc import Iterable
 from functools import partial
+from typing import Protocol, runtime_checkable
 
 from cortex_workers.errors import CortexError, Misconfiguration, UnknownModel
 from cortex_workers.host import Host
@@ -55,15 +56,33 @@ def check_models(host: Host, agents: Iterable[str] | None = None) -> None:
     definitions = host.definitions()
     for name in definitions if agents is None else agents:
         try:
-            client_for(host, definitions[name].model)
+            client = client_for(host, definitions[name].model)
+            while isinstance(client, _Behind):
+                client = client.resolve_model()
         except Misconfiguration as error:
             raise type(error)(f"agent {name!r}: {error.message}") from error
 
 
-def _build(model: str) -> ModelClient:
-    provider, found, name = model.partition(":")
-    if not found or not provider or not name:
+@runtime_checkable
+class _Behind(Protocol):
+    """A client that has another one behind it, which it knows by name."""
+
+    def resolve_model(self) -> ModelClient: ...
+
+
+def checked_name(model: str) -> str:
+    """A text that may name a model.
+
+    Raises: UnknownModel.
+    """
+    provider, _, name = model.partition(":")
+    if not provider or not name:
         raise UnknownModel(f"model {model[:100]!r}: a model is named provider:name, like openai:gpt-5-mini")
+    return model
+
+
+def _build(model: str) -> ModelClient:
+    provider, _, name = checked_name(model).partition(":")
     if provider == "scripted":
         return ScriptedModel.from_file(name)
     return _from_provider(model, provider)

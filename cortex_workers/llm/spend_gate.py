@@ -11,6 +11,7 @@ from datetime import timedelta
 from typing import Any
 
 from cortex_workers.errors import DeferredModelCall, Misconfiguration
+from cortex_workers.llm.resolve import checked_name, resolve
 from cortex_workers.ports import ModelClient
 from cortex_workers.schemas.base import canonical_json
 from cortex_workers.schemas.llm import ModelDelta, ModelRequest
@@ -30,15 +31,19 @@ def estimate_tokens(request: ModelRequest) -> int:
 
 
 class SpendGate:
-    """Wraps a client; a request above ``max_tokens`` or ``max_cost`` (in the unit of ``cost``) waits for a person.
+    """Wraps a client, or the model of a name; what is above ``max_tokens`` or ``max_cost`` waits for a person.
 
-    ``cost`` turns estimated tokens into money. ``ttl`` is the deadline of the question. An approved call goes through
-    once; the next expensive one asks again.
+    A name is like ``openai:gpt-5-mini``; its client is built where a call is made, and looked for when a worker starts.
+    ``max_cost`` is in the unit of ``cost``, which turns estimated tokens into money. ``ttl`` is the deadline of the
+    question. An approved call goes through once; the next expensive one asks again.
+
+    Raises: Misconfiguration for a gate without a limit, or around something that is no client; UnknownModel for a text
+    that names no model.
     """
 
     def __init__(
         self,
-        client: ModelClient,
+        client: ModelClient | str,
         *,
         max_tokens: int | None = None,
         max_cost: float | None = None,
@@ -49,11 +54,18 @@ class SpendGate:
             raise Misconfiguration("a spend gate needs max_tokens or max_cost")
         if max_cost is not None and cost is None:
             raise Misconfiguration("a spend gate with max_cost needs cost=, which turns tokens into money")
-        self._client = client
+        self._source = checked_name(client) if isinstance(client, str) else _checked_client(client)
         self._max_tokens = max_tokens
         self._max_cost = max_cost
         self._cost = cost
         self._ttl = ttl
+
+    def resolve_model(self) -> ModelClient:
+        """The client behind the gate.
+
+        Raises: as ``resolve``.
+        """
+        return resolve(self._source) if isinstance(self._source, str) else self._source
 
     def complete(self, request: ModelRequest) -> Any:
         """Answer, or defer.
@@ -61,7 +73,7 @@ class SpendGate:
         Raises: DeferredModelCall (kind ``spend``).
         """
         self._check(request)
-        return self._client.complete(request)
+        return self.resolve_model().complete(request)
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelDelta]:
         """Answer piece by piece, or defer.
@@ -69,12 +81,12 @@ class SpendGate:
         Raises: DeferredModelCall (kind ``spend``).
         """
         self._check(request)
-        async for delta in self._client.stream(request):
+        async for delta in self.resolve_model().stream(request):
             yield delta
 
     def count_tokens(self, request: ModelRequest) -> int:
         """Tokens of a request: the client's own count where it has one, else an estimate."""
-        count = getattr(self._client, "count_tokens", None)
+        count = getattr(self.resolve_model(), "count_tokens", None)
         if count is None or inspect.iscoroutinefunction(count):
             return estimate_tokens(request)
         return int(count(request))
@@ -96,3 +108,12 @@ class SpendGate:
         raise DeferredModelCall(
             "this model call waits for a person", kind=KIND, reason=f"model call of {why}", ttl=self._ttl
         )
+
+
+def _checked_client(client: object) -> ModelClient:
+    if isinstance(client, ModelClient) and not isinstance(client, type):
+        return client
+    raise Misconfiguration(
+        "a spend gate wraps a ModelClient (complete and stream) or the name of a model, like openai:gpt-5-mini, "
+        f"not {client!r:.80}"
+    )

@@ -18,7 +18,12 @@ from cortex_workers.settings import load_settings
 from tests.docs.markdown import Block, all_pages
 from tests.docs.shop import ANSWERS, examples, named, open_shop
 
-RUN_HERE = {"README.md", "cortex_workers/host/README.md", "cortex_workers/testing/README.md"}
+RUN_HERE = {
+    "README.md",
+    "cortex_workers/host/README.md",
+    "cortex_workers/llm/README.md",
+    "cortex_workers/testing/README.md",
+}
 # What shows a shape and is not a program, with the reason.
 SHAPES = {"tests/README.md": "shows how a test waits; what it waits for is the reader's"}
 
@@ -156,6 +161,24 @@ def test_the_example_of_a_tool_outside_answers_the_run_that_waits(
         spec = names["host"].tools["pack"].spec
     assert capsys.readouterr().out == 'to do: pack {"order_id": "17"}\n'
     assert (spec.tool_class, spec.external_ttl_s) == ("external", 2 * 86_400)
+
+
+def test_the_example_of_a_spend_gate_asks_before_the_long_call_only(
+    tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (block,) = examples("cortex_workers/llm/README.md")
+    host: Host = executed(block)["host"]
+    settings = {"CORTEX_DATABASE_URL": database_url, "CORTEX_SCOPE": "tenant=acme"}
+    answers = [{"say": "Nothing."}, {"say": "Much."}]
+    with open_shop(tmp_path, monkeypatch, answers, **settings), worker(host), Client() as client:
+        cheap = client.enqueue("analyst", "A line.")
+        assert client.wait(cheap.id, timeout_s=60).output == "Nothing."
+        dear = client.enqueue("analyst", "A line. " * 30_000)
+        assert client.wait(dear.id, timeout_s=60, until_paused=True).state == "paused"
+        (question,) = client.checkpoints()
+        assert "the limit is 50000" in question.reason
+        client.decide(question.id, approved=True)
+        assert client.wait(dear.id, timeout_s=60).output == "Much."
 
 
 def test_the_testing_example_needs_nothing_that_is_not_in_it() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from cortex_workers.errors import (
     NotSuspended,
     RequiresApproval,
     SuspensionExpired,
+    UnknownModel,
 )
 from cortex_workers.llm.scripted import ScriptedModel
 from cortex_workers.llm.spend_gate import SpendGate
@@ -336,6 +339,38 @@ def test_a_cheap_call_asks_nobody(world: World) -> None:
     client, worker, run_id = started(world, SpendGate(ScriptedModel(ANSWER), max_tokens=1_000_000))
     assert worker.work(run_id)["state"] == "completed"
     assert client.checkpoints(pending_only=False) == []
+
+
+def test_a_gate_takes_the_name_of_a_model_and_opens_it_where_it_is_called(
+    world: World, tmp_path: Path
+) -> None:
+    file = tmp_path / "script.json"
+    gate = SpendGate(SpendGate(f"scripted:{file}", max_tokens=1), max_tokens=1_000_000)
+    world.shop(ANSWER)
+    world.host.agent("spender", model=gate, instructions="Help.", tools=sorted(world.host.tools))
+    with pytest.raises(Misconfiguration, match=r"agent 'spender': script .* No such file"):
+        world.worker()  # as with any other model: when a worker starts, and not in the first run
+    file.write_text(json.dumps(ANSWER))
+    worker, client = world.worker(), world.client()
+    run_id = client.enqueue("spender", "Go").id
+    for _ in range(2):
+        assert worker.work(run_id)["state"] == "paused"
+        client.decide(only(client.checkpoints()).id, approved=True)
+    assert worker.work(run_id)["state"] == "completed"
+
+
+@pytest.mark.parametrize(
+    "client", [None, 5, ScriptedModel, lambda: ScriptedModel(ANSWER)], ids=lambda it: type(it).__name__
+)
+def test_a_gate_around_something_else_is_refused_where_it_is_made(client: Any) -> None:
+    with pytest.raises(Misconfiguration, match="like openai:gpt-5-mini"):
+        SpendGate(client, max_tokens=1)
+
+
+@pytest.mark.parametrize("name", ["", "gpt-5-mini", ":x", "openai:"])
+def test_a_gate_around_a_text_that_names_no_model_is_refused_too(name: str) -> None:
+    with pytest.raises(UnknownModel, match="like openai:gpt-5-mini"):
+        SpendGate(name, max_tokens=1)
 
 
 def test_money_is_a_limit_too(world: World) -> None:
