@@ -369,7 +369,7 @@ def test_a_run_that_ended_meanwhile_is_not_closed(scene: Scene, end: str) -> Non
         scene.worker().finish(run_id)
     assert scene.world.run(run_id)["state"] == end
     scene.refused(InvalidState, request, "the run moved")
-    scene.refused(InvalidState, scene.request(run_id), f"the run is {end}")
+    scene.refused(InvalidState, scene.request(run_id), f"the run has ended: {end}")
 
 
 def test_a_live_lease_refuses(scene: Scene) -> None:
