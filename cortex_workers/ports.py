@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from cortex_workers.schemas.a2a import Address, Envelope
 from cortex_workers.schemas.admission import ResumeClosureRequest
 from cortex_workers.schemas.llm import ModelDelta, ModelReply, ModelRequest
 
@@ -128,6 +129,85 @@ class ResumeClosureFence(Protocol):
 
         Raises: anything, which refuses.
         """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PeerReply:
+    """A peer has the message; with ``content`` it has answered as well."""
+
+    content: str | None = None
+    performative: str = "inform"
+
+
+@dataclass(frozen=True, slots=True)
+class PeerTask:
+    """A peer works on the message; ask it again after so many seconds."""
+
+    task_id: str
+    poll_after_s: float = 2.0
+
+
+class Transport(Protocol):
+    """Carries messages to agents elsewhere. Called by workers, outside any transaction; the first that handles wins.
+
+    Raises (from ``deliver`` and ``poll``): TransportBusy when the peer has surely begun nothing, TransportFailed or
+    anything else when it failed or nobody knows: then whoever asked is told at once.
+    Source: messaging.md (f).
+    """
+
+    def handles(self, address: Address) -> bool:
+        """Whether it carries messages to this address."""
+        ...
+
+    def deliver(self, envelope: Envelope, receiver: Address, delivery_id: str) -> PeerReply | PeerTask:
+        """Hand a message over. ``delivery_id`` is the same each time, for peers that recognise a repeat."""
+        ...
+
+    def poll(self, task_id: str, receiver: Address) -> PeerReply | PeerTask:
+        """Ask how far the peer is."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """A structured assignment for an agent of this fleet; ``run_id`` is the run that would carry it out."""
+
+    scope: str
+    message_id: str
+    sender: str
+    receiver: str
+    body: dict[str, Any]
+    run_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """The assignment is taken; the receiver's run starts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """The assignment is refused; whoever gave it reads the reason."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Deferred:
+    """Not now; the handler is asked again after so many seconds."""
+
+    seconds: float
+
+
+class HandoffHandler(Protocol):
+    """Admits structured assignments; the same one must get the same answer. Without a handler all are refused.
+
+    Source: messaging.md d.6.
+    """
+
+    def assign(self, assignment: Assignment) -> Admitted | Rejected | Deferred:
+        """Decide about one assignment."""
         ...
 
 

@@ -164,7 +164,40 @@ class Settings(BaseSettings):
         default=100, ge=0, le=10_000, description="Newest messages of the session a run reads."
     )
 
+    # Messages between agents
+    hop_ceiling: int = Field(
+        default=8,
+        ge=1,
+        le=1000,
+        description="Messages a conversation takes, and how deep agents may set one another to work.",
+    )
+    reply_by_s: float = Field(
+        default=300.0,
+        ge=1,
+        le=604_800,
+        description="How long an asking agent waits, unless the receiver or the question says otherwise.",
+    )
+    reply_grace_s: float = Field(
+        default=300.0,
+        ge=0,
+        le=86_400,
+        description="After that the run itself ends; two sweep intervals at least, or its model may never hear of it.",
+    )
+    messages_per_run: int = Field(default=32, ge=1, le=10_000, description="Messages that one run may send.")
+    delivery_lease_s: float = Field(
+        default=60.0, ge=1, le=3600, description="How long one call to a peer or a hand-off handler may take."
+    )
+    delivery_attempts: int = Field(
+        default=5, ge=1, le=100, description="Calls of one delivery before it counts as failed."
+    )
+
     # Sizes
+    message_bytes: int = Field(
+        default=1_048_576,
+        ge=256,
+        le=4_194_304,
+        description="Largest message between agents; longer replies are cut. 1 MiB.",
+    )
     input_bytes: int = Field(
         default=8_388_608, ge=1024, le=67_108_864, description="Largest input, encoded. 8 MiB."
     )

@@ -48,6 +48,10 @@ EVENTS: dict[str, str] = {
     "worker.unheard": "this worker's heartbeat could not be written",
     "worker.heard": "this worker's heartbeat is written again",
     "worker.starving": "messages wait, slots are free and nothing arrives",
+    "message.sent": "somebody outside sent a message to agents",
+    "delivery.begun": "a message started a run of its receiver",
+    "delivery.ended": "a delivery is over; its reply, if any, is stored",
+    "delivery.failed": "a message could not be carried; whoever asked is told",
     "sweep.done": "a sweep has ended",
     "sweep.row_failed": "one row of a sweep failed; the others went on",
     "sweep.fallback": "beat is silent; this worker sweeps by itself",
@@ -76,6 +80,7 @@ UNKNOWN_MESSAGES = Counter(
 )
 MODEL_CALLS = Counter("cw_model_calls_total", "Model calls", ["outcome"])
 TOOL_CALLS = Counter("cw_tool_calls_total", "Tool calls", ["tool", "outcome"])
+DELIVERIES = Counter("cw_deliveries_ended_total", "Deliveries that ended here", ["how"])
 ABANDONED_TOOLS = Gauge("cw_abandoned_tools", "Tool threads left behind by timeouts")
 SLOTS_USED = Gauge("cw_slots_used", "Slots that execute a run")
 HELD_RUNS = Gauge("cw_held_runs", "Runs whose lease this process renews")

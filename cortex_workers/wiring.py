@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable
 from typing import Literal
 
 from cortex_workers import __version__, telemetry
+from cortex_workers.a2a.bus import ToolBus
+from cortex_workers.a2a.hooks import on_transition
 from cortex_workers.engine.runtime import Runtime, Served, Versions
 from cortex_workers.errors import Misconfiguration, UnknownModel
 from cortex_workers.host import Host, load_host
@@ -54,7 +56,7 @@ def build(
     hooks = Hooks()
     for kinds, subscriber in host.subscribers if host is not None else ():
         hooks.subscribe(subscriber, *kinds)
-    database = Database(settings, hooks.publish, tuple(transition_hooks))
+    database = Database(settings, hooks.publish, (on_transition, *transition_hooks))
     slots = Slots(settings.slots if role == "worker" else 0)
     drain = drain or DrainSwitch()
     me = worker_id() if role == "worker" else holder_id()
@@ -73,6 +75,7 @@ def build(
         versions=Versions(database),
         served=Served(host),
         resolve_model=_model_resolver(host),
+        bus=ToolBus() if host is not None and host.messaging else None,
         starter=start,
         stopper=stop,
     )

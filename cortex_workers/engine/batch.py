@@ -7,7 +7,7 @@ Source: rulings 1, 2, 58.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from cortex_workers import probes, telemetry
@@ -200,15 +200,18 @@ class _Counter:
         return value
 
 
-def save(ex: Execution, batch: Batch) -> None:
+def save(ex: Execution, batch: Batch, first: Callable[[Unit], None] | None = None) -> None:
     """Store a batch as progress: one fenced transaction; the revision stays.
 
+    ``first`` is done before the run's row is taken, in the same transaction.
     A stop request that it reads back is obeyed at the next boundary (ruling 30).
     Raises: LeaseLost when the term is over (nothing is written).
     """
     values, seqs = batch.values(), batch.seqs
 
     def work(unit: Unit) -> tuple[int, str | None]:
+        if first is not None:
+            first(unit)
         row = transcript.save(unit, ex.term, seqs, values)
         base = int(row["next_seq"]) - seqs
         batch.write(unit, base)

@@ -5,8 +5,8 @@ Source: runs.md 3.1, T01; decisions R1, C1; rulings 23, 35, 39, 53, 55.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -50,6 +50,7 @@ class _Item:
     scope: Scope
     run_id: str
     digest: str
+    origin: Mapping[str, Any] = field(default_factory=dict)
 
 
 def enqueue(rt: Runtime, requests: Sequence[EnqueueRun], principal: bytes | None = None) -> list[Enqueued]:
@@ -211,6 +212,22 @@ class _Raced(Exception):
     """An id was taken while this transaction ran; it is rolled back."""
 
 
+def store_delivered(
+    unit: Unit, request: EnqueueRun, agent: CurrentAgent, principal: bytes | None, origin: Mapping[str, Any]
+) -> bool:
+    """Store the run that a message starts, in the caller's transaction; False when it is there already.
+
+    ``origin`` says where it comes from. A gated session takes it, and it waits (ruling 39).
+    Raises: SessionClosed for an aborted session.
+    """
+    assert request.run_id is not None
+    if runs.requests(unit, [request.run_id]):
+        return False
+    content = request.model_dump(mode="json", exclude={"run_id", "key", "start_by_s", "workload"})
+    item = _Item(request, Scope.parse(request.scope), request.run_id, digest(content), origin)
+    return request.run_id in store_page(unit, [item], {agent.name: agent}, principal)
+
+
 def store_page(
     unit: Unit, items: Sequence[_Item], current: dict[str, CurrentAgent], principal: bytes | None
 ) -> dict[str, Enqueued]:
@@ -299,10 +316,10 @@ def _refuse_closed_sessions(unit: Unit, items: Sequence[_Item]) -> None:
             _refuse_closed(row)
 
 
-def _refuse_closed(row: Row) -> None:
+def _refuse_closed(row: Row, gated: bool = True) -> None:
     if row["aborted_at"] is not None:
         raise SessionClosed(f"the session {row['id']} was aborted")
-    if row["gated_at"] is not None:
+    if gated and row["gated_at"] is not None:
         raise SessionClosed(f"the session {row['id']} is paused by an operator")
 
 
@@ -312,7 +329,7 @@ def _join(
     """Join a session under its lock; from its second run on, or with a key, it is shared (ruling 35)."""
     row = sessions.lock(unit, session_id)
     assert row is not None
-    _refuse_closed(row)
+    _refuse_closed(row, gated=not all(item.origin for item in items))
     serial = definition.turns == "serial"
     last = sessions.take_turn_seqs(unit, session_id, len(items))
     first = last - len(items) + 1
@@ -353,6 +370,7 @@ def _row(item: _Item, agent: CurrentAgent, place: _Place, rank: int) -> dict[str
         # A run of a shared session waits until its turn is computed, in this same transaction.
         "wait_reason": "turn" if place.shared else None,
         "start_by": clock.wall() + timedelta(seconds=request.start_by_s) if request.start_by_s else None,
+        **item.origin,
     }
 
 

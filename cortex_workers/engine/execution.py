@@ -48,6 +48,11 @@ class Planned:
         """Whether it may simply run again after a crash."""
         return self.spec is not None and self.spec.retry_safe
 
+    @property
+    def control(self) -> bool:
+        """Whether the engine itself carries it out, in one transaction with its outcome."""
+        return self.spec is not None and self.spec.tool_class == "control"
+
     def as_it_ran(self, text: str) -> str:
         """A result of the call, with what really ran where a person changed its arguments."""
         return as_it_ran(text, self.executed_args, self.amended_by)

@@ -10,6 +10,7 @@ from cortex_workers.engine.continue_run import resolved_agent
 from cortex_workers.engine.runtime import Runtime
 from cortex_workers.errors import RunFailure
 from cortex_workers.schemas.agent import AgentDefinition
+from cortex_workers.schemas.suspension import SuspendReason
 from cortex_workers.store import checkpoints, runs, sessions, suspensions, transcript, turns
 from cortex_workers.store.transitions import Guard, Move, Row
 from cortex_workers.store.unit import Unit
@@ -24,7 +25,7 @@ def expire_pause(rt: Runtime, suspension_id: str) -> bool:
         run = runs.get(unit, suspension["run_id"]) if suspension is not None else None
         if suspension is None or run is None or run["suspension_id"] != suspension_id:
             return False
-        if not suspension["overdue"]:
+        if not suspension["overdue"] or _asks_first(rt, unit, suspension):
             return False
         pending = suspensions.pending(unit, suspension_id)
         found = checkpoints.of_pause(unit, suspension_id)
@@ -32,6 +33,13 @@ def expire_pause(rt: Runtime, suspension_id: str) -> bool:
     agent = _agent(rt, {**run, "overrides": spec.get("overrides")})
     pause = deciding.Pause(found or {}, run, suspension, agent, pending)
     return rt.database.run(lambda unit: _expire(unit, pause))
+
+
+def _asks_first(rt: Runtime, unit: Unit, suspension: Row) -> bool:
+    """Whether the bus still has to answer this pause: it gets one whole interval more than the grace (ruling 25)."""
+    if suspension["reason"] != SuspendReason.AGENT_REPLY:
+        return False
+    return suspensions.asks_are_open(unit, suspension, rt.settings.sweep_interval_s)
 
 
 def _agent(rt: Runtime, run: Row) -> AgentDefinition:

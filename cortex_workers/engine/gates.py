@@ -173,6 +173,20 @@ def _authorize(ex: Execution, planned: Planned) -> Result | None:
         planned.waits_for, planned.ttl_s = PendingKind.APPROVAL, ttl
     elif planned.spec.tool_class == "external":
         planned.waits_for, planned.ttl_s = PendingKind.EXTERNAL, planned.spec.external_ttl_s
+    elif planned.spec.tool_class == "ask":
+        return _ask(ex, planned)
+    return None
+
+
+def _ask(ex: Execution, planned: Planned) -> Result | None:
+    """A question that may be put waits for its answers; any other is an ordinary error (ruling 62)."""
+    bus = ex.rt.bus
+    why = (
+        bus.look_at_ask(ex, planned) if bus is not None else "messages between agents are not turned on here"
+    )
+    if why is not None:
+        return failed(planned, why)
+    planned.waits_for = PendingKind.ASK
     return None
 
 

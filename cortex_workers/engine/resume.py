@@ -212,12 +212,55 @@ def _admit_whole(unit: Unit, pause: _Pause, data: bytes, actor: str) -> ResumeAd
     return _admit(unit, pause, data, actor, "provide_results")
 
 
-def _admit(unit: Unit, pause: _Pause, data: bytes, actor: str, door: str) -> ResumeAdmission | None:
+def settle_reply(
+    unit: Unit, run_id: str, suspension_id: str, call_id: str, content: dict[str, Any], actor: str
+) -> bool:
+    """Take the answer to one question of a pause; the last one makes the run ready, in this transaction (ruling 63).
+
+    The caller holds the session, the run and the pause. False while others are open, and when the run has left.
+    """
+    run, suspension = runs.get(unit, run_id), suspensions.get(unit, suspension_id)
+    if run is None or run["state"] != "paused" or run["suspension_id"] != suspension_id or suspension is None:
+        return False
+    given = {"tool_call_id": call_id, "content": content}
+    calls = suspensions.pending(unit, suspension_id)
+    if any(call["answered_at"] is None and call["call_id"] != call_id for call in calls):
+        suspensions.keep_answer(
+            unit, suspension_id, call_id, canonical_json(given).encode(), actor, "messages"
+        )
+        return False
+    kept = [json.loads(bytes(call["answer"])) for call in calls if call["answer"] is not None]
+    whole = _encode_within([*kept, given])
+    admitted = _admit(unit, _Pause(run, suspension, calls), whole, actor, "messages", "reply")
+    suspensions.empty_answers(unit, suspension_id)
+    return admitted is not None
+
+
+def _encode_within(given: list[dict[str, Any]]) -> bytes:
+    """The answers of a pause together; the longest give way to a word about their size until all fit."""
+    while True:
+        try:
+            return _encode(given)
+        except InputTooLarge:
+            longest = max(given, key=lambda item: len(canonical_json(item)))
+            if "error" in longest:
+                raise
+            size = len(canonical_json(longest).encode())
+            error = f"the answers have {size} bytes, too many beside the others of this turn"
+            given = [
+                {"tool_call_id": item["tool_call_id"], "error": error} if item is longest else item
+                for item in given
+            ]
+
+
+def _admit(
+    unit: Unit, pause: _Pause, data: bytes, actor: str, door: str, name: str = "admit"
+) -> ResumeAdmission | None:
     """Retain the answer and make the run ready, in the one lock order; None when somebody was quicker."""
     sessions.touch(unit, pause.run["session_id"])
     guard = Guard(suspension_id=pause.suspension["id"], revision=pause.run["revision"])
     note = {"suspension_id": pause.suspension["id"], "door": door, "bytes": len(data)}
-    moved = turns.move(unit, "admit", pause.run, guard, Move(actor=actor, data=note))
+    moved = turns.move(unit, name, pause.run, guard, Move(actor=actor, data=note))
     if moved is None:
         return None
     suspensions.answer_all(unit, pause.suspension["id"], actor, door)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cortex_workers.engine.ahead import Ahead
+from cortex_workers.engine.bus import Bus
 from cortex_workers.errors import NoHost
 from cortex_workers.host import Host
 from cortex_workers.lease.drain import DrainSwitch
@@ -116,6 +117,7 @@ class Runtime:
     depth: HintDepth | None = None
     nudge: Callable[[Notification], None] | None = None
     ahead: Ahead | None = None
+    bus: Bus | None = None
     registered: bool = False
     tokens: TokenSink | None = None
     closers: list[Callable[[], Any]] = field(default_factory=list)

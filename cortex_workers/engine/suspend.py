@@ -11,6 +11,7 @@ from typing import Any
 from cortex_workers import probes, telemetry
 from cortex_workers.engine import persist, storable
 from cortex_workers.engine.batch import Batch
+from cortex_workers.engine.bus import Asked
 from cortex_workers.engine.execution import Answered, Execution, Planned, Result
 from cortex_workers.errors import DeferredModelCall, LeaseLost, RefusedForNow
 from cortex_workers.schemas.base import digest
@@ -33,6 +34,7 @@ def pause(
     names = ", ".join(dict.fromkeys(item.call.name for item in waiting))
     kind = waiting[0].waits_for or PendingKind.APPROVAL
     approval = kind is PendingKind.APPROVAL
+    # A question's own deadline is worked out with it, in the transaction of the pause.
     question = _Question(
         transition="pause",
         kind=CheckpointKind.TOOL_APPROVAL if approval else None,
@@ -91,6 +93,9 @@ _REASONS = {
 """The seed's three reasons; what a pause really asks is the kind of its calls (ruling 44)."""
 
 
+_ANSWERABLE_BY = {PendingKind.EXTERNAL: "machine", PendingKind.ASK: "bus"}
+
+
 class _Question:
     """What one pause asks."""
 
@@ -113,6 +118,7 @@ class _Question:
         self.on_expiry = on_expiry
         self.metadata = dict(metadata or {})
         self.deferral = deferral
+        self.asked: Asked | None = None
 
 
 def _ttl(ex: Execution, own: float | None) -> float | None:
@@ -137,6 +143,10 @@ def _pause(ex: Execution, question: _Question, waiting: Sequence[Planned], batch
 
     def work(unit: Unit) -> tuple[Row, int]:
         sessions.touch(unit, ex.row["session_id"])
+        if question.pending_kind is PendingKind.ASK:
+            assert ex.rt.bus is not None
+            question.asked = ex.rt.bus.write_asks(unit, ex, waiting, ids["suspension_id"])
+            question.ttl_s = question.asked.ttl_s
         row, base = _let_go(unit, ex, question.transition, batch, {"suspension_id": ids["suspension_id"]})
         _write_pause(unit, ex, question, waiting, row, ids)
         probes.reach("pause.before_commit")
@@ -197,7 +207,8 @@ def _pending_row(ex: Execution, question: _Question, item: Planned, suspension_i
         "session_id": ex.row["session_id"],
         "ordinal": item.ordinal,
         "kind": question.pending_kind,
-        "answerable_by": "machine" if question.pending_kind is PendingKind.EXTERNAL else "person",
+        "answerable_by": _ANSWERABLE_BY.get(question.pending_kind, "person"),
+        "reply_with": question.asked.tokens[item.call.id] if question.asked is not None else None,
         "payload": item.ready.canonical if item.ready is not None else None,
     }
 

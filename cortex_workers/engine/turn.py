@@ -14,11 +14,13 @@ from enum import Enum
 from cortex_workers import probes
 from cortex_workers.engine import boundary, dispatch, gates, suspend, uncertain
 from cortex_workers.engine.batch import Batch, save
+from cortex_workers.engine.bus import AskRefused, Moved
 from cortex_workers.engine.execution import Answered, Execution, Planned, Result
 from cortex_workers.errors import LeaseLost
 from cortex_workers.schemas.suspension import PendingKind
 from cortex_workers.store import admissions, checkpoints, transcript
 from cortex_workers.store.transitions import Row
+from cortex_workers.store.unit import Unit
 
 
 class TurnEnd(Enum):
@@ -46,9 +48,9 @@ def new_turn(ex: Execution, answered: Answered) -> TurnEnd:
         suspend.hand_off(ex, reason, answered)
         return TurnEnd.PAUSED
     if waiting and not runnable:
-        suspend.pause(ex, first_kind(waiting), answered, list(early.values()))
-        return TurnEnd.PAUSED
-    starts = [runnable[0]] if runnable and not runnable[0].safe and boundary.may_start(ex) else []
+        return pause_for(ex, waiting, answered, list(early.values()))
+    first_is_unsafe = bool(runnable) and not runnable[0].safe and not runnable[0].control
+    starts = [runnable[0]] if first_is_unsafe and boundary.may_start(ex) else []
     batch = Batch(ex, answered, starts)
     save(ex, batch)
     probes.reach("turn.after_commit")
@@ -62,6 +64,33 @@ def first_kind(waiting: Sequence[Planned]) -> list[Planned]:
     order = (PendingKind.APPROVAL, PendingKind.EXTERNAL, PendingKind.ASK)
     kind = min((item.waits_for for item in waiting if item.waits_for is not None), key=order.index)
     return [item for item in waiting if item.waits_for is kind]
+
+
+def pause_for(
+    ex: Execution,
+    waiting: Sequence[Planned],
+    answered: Answered | None = None,
+    turn_results: Sequence[Result] = (),
+) -> TurnEnd:
+    """Pause for what waits, one kind at a time; a question that cannot be put after all is an ordinary result."""
+    left = list(waiting)
+    while left:
+        try:
+            suspend.pause(ex, first_kind(left), answered, turn_results)
+            return TurnEnd.PAUSED
+        except Moved:
+            continue
+        except AskRefused as error:
+            if answered is not None:
+                save(ex, Batch(ex, answered))
+                for item in (*left, *(result.planned for result in turn_results)):
+                    item.message_seq = ex.last_message_seq
+                ex.results.extend(turn_results)
+                answered, turn_results = None, ()
+            refused = [item for item in left if item.call.id in error.refusals]
+            ex.results.extend(gates.failed(item, error.refusals[item.call.id]) for item in refused)
+            left = [item for item in left if item not in refused]
+    return TurnEnd.GO_ON
 
 
 def continued_turn(
@@ -100,6 +129,10 @@ def run_turn(
             continue
         if item in waiting:
             continue
+        if item.control:
+            boundary.check(ex)
+            _act(ex, item)
+            continue
         if item.safe:
             boundary.check(ex)
             ex.results.append(dispatch.run_handler(ex, item))
@@ -112,8 +145,7 @@ def run_turn(
             return TurnEnd.PAUSED
         started = _store_outcome(ex, result, following)
     if waiting:
-        suspend.pause(ex, first_kind(waiting), None)
-        return TurnEnd.PAUSED
+        return pause_for(ex, waiting)
     if ex.results and time.monotonic() - phase > ex.rt.settings.phase_commit_s:
         save(ex, Batch(ex))
     return TurnEnd.GO_ON
@@ -126,8 +158,29 @@ def _next_unsafe(
     for item in planned[index + 1 :]:
         if id(item) in early or item in waiting:
             continue
-        return None if item.safe else item
+        return None if item.safe or item.control else item
     return None
+
+
+def _act(ex: Execution, item: Planned) -> None:
+    """A call that the engine carries out itself: its rows, its outcome and the results in hand are one transaction."""
+    bus = ex.rt.bus
+    if bus is None:
+        ex.results.append(gates.failed(item, "messages between agents are not turned on here"))
+        return
+    batch = Batch(ex)
+    batch.results.append(Result(item, "complete", ""))
+
+    def act(unit: Unit) -> None:
+        batch.results[-1] = Result(item, "complete", bus.act(unit, ex, item))
+
+    while True:
+        try:
+            save(ex, batch, first=act)
+            break
+        except Moved:
+            boundary.check(ex)
+    probes.reach("message.after_commit")
 
 
 def _record(ex: Execution, item: Planned) -> Planned:

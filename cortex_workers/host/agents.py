@@ -18,7 +18,12 @@ ToolReference = str | Callable[..., Any]
 MAX_NAME = 100
 # A pool becomes part of queue names.
 _POOL = re.compile(r"[a-zA-Z0-9_-]{1,50}")
-_DURATIONS = {"model_timeout": False, "suspension_ttl": True, "budget": False}  # name -> may be zero
+_DURATIONS = {
+    "model_timeout": False,
+    "suspension_ttl": True,
+    "budget": False,
+    "reply_by": False,
+}  # name -> may be zero
 
 
 @dataclass(frozen=True, slots=True)

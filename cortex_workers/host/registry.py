@@ -16,8 +16,9 @@ from cortex_workers.errors import (
     UnknownTool,
 )
 from cortex_workers.host.agents import AgentEntry, ToolReference, make_agent
+from cortex_workers.host.messaging import MESSAGING_TOOLS, messaging_tools
 from cortex_workers.host.tool import AnyFunction, LookupHook, Tool, make_tool
-from cortex_workers.ports import ModelClient, PrincipalCodec, ToolAuthorizer
+from cortex_workers.ports import HandoffHandler, ModelClient, PrincipalCodec, ToolAuthorizer, Transport
 from cortex_workers.schemas.agent import AgentDefinition, Effects, OnExpiry, OnRejection, OnUncertain, Turns
 from cortex_workers.schemas.notifications import KINDS
 
@@ -40,7 +41,8 @@ class Host:
     """The agents and tools of an application, its authorizer, principal codec and model clients.
 
     ``models`` gives names of your own to model clients, or to functions that build one (once per process); an
-    agent then says ``model="that-name"``.
+    agent then says ``model="that-name"``. ``messaging`` gives every agent the tools `agent_send`, `agent_ask` and
+    `agent_inbox`; ``transports`` carry messages to agents elsewhere; ``handoff`` admits structured assignments.
     """
 
     def __init__(
@@ -49,10 +51,16 @@ class Host:
         authorizer: ToolAuthorizer | None = None,
         codec: PrincipalCodec | None = None,
         models: Mapping[str, ModelSource] | None = None,
+        messaging: bool = False,
+        transports: Sequence[Transport] = (),
+        handoff: HandoffHandler | None = None,
     ) -> None:
         self.authorizer = authorizer
         self.codec = codec
-        self.tools: dict[str, Tool] = {}
+        self.messaging = messaging
+        self.transports = tuple(transports)
+        self.handoff = handoff
+        self.tools: dict[str, Tool] = messaging_tools() if messaging else {}
         self._agents: dict[str, AgentEntry] = {}
         self._models: dict[str, ModelSource] = dict(models or {})
         self.subscribers: list[tuple[tuple[str, ...], Callable[[Any], None]]] = []
@@ -191,12 +199,14 @@ class Host:
         on_uncertain_effect: OnUncertain = "ask",
         budget: timedelta | None = None,
         history_window: int | None = None,
+        reply_by: timedelta | None = None,
         pool: str = "main",
     ) -> None:
         """Register an agent. Tools are named, or given as the registered functions; order does not matter.
 
         ``model`` is a name ("openai:gpt-5-mini", "scripted:FILE", one of ``Host(models=…)``), a ModelClient,
         or a function that builds one, called once per process. ``suspension_ttl`` zero means no deadline.
+        ``reply_by``: how long another agent that asks this one waits for its answer.
         Raises: Misconfiguration.
         """
         options = {
@@ -234,6 +244,8 @@ class Host:
         """
         if self.authorizer is not None and self.codec is None:
             raise PrincipalCodecRequired()
+        if not self.messaging and (self.transports or self.handoff is not None):
+            raise Misconfiguration("transports and a hand-off handler need Host(messaging=True)")
         for name in sorted(self._retry_safe):
             if name not in self.tools:
                 raise UnknownTool(
@@ -271,6 +283,10 @@ class Host:
 
     def _resolved(self, entry: AgentEntry) -> AgentDefinition:
         specs = tuple(self._referenced(entry.definition.name, reference).spec for reference in entry.tools)
+        if self.messaging:
+            # Every agent talks, whatever tools it names.
+            named = {spec.name for spec in specs}
+            specs += tuple(self.tools[name].spec for name in MESSAGING_TOOLS if name not in named)
         names = [spec.name for spec in specs]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:

@@ -18,7 +18,7 @@ from cortex_workers.host.arguments import (
     read_signature,
 )
 from cortex_workers.host.context import ToolContext
-from cortex_workers.schemas.agent import ToolSpec
+from cortex_workers.schemas.agent import Effects, ToolClass, ToolSpec
 
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
@@ -121,6 +121,10 @@ class Tool:
         """
         changes = {"tool_class": "external", "external_ttl_s": _seconds(self.name, "ttl", ttl, zero=True)}
         self.spec = self.spec.model_copy(update=changes)
+
+    def set_class(self, tool_class: ToolClass, effects: Effects) -> None:
+        """Say that it is one of the engine's own: it waits for another agent, or acts in one transaction."""
+        self.spec = self.spec.model_copy(update={"tool_class": tool_class, "effects": effects})
 
     def set_retry_safe(self) -> None:
         """Say that a started call may simply run again."""

@@ -66,6 +66,7 @@ class AgentDefinition(Document):
     on_uncertain_effect: OnUncertain = "ask"
     budget_s: float | None = None
     history_window: int | None = None
+    reply_by_s: float | None = None
     pool: str = "main"
 
     def digest(self) -> str:

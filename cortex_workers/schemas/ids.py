@@ -16,6 +16,9 @@ SuspensionId = NewType("SuspensionId", str)
 CheckpointId = NewType("CheckpointId", str)
 SessionId = NewType("SessionId", str)
 EventId = NewType("EventId", str)
+MessageId = NewType("MessageId", str)
+ConversationId = NewType("ConversationId", str)
+DeliveryId = NewType("DeliveryId", str)
 
 RUN = "arun"
 STEP = "astp"
@@ -24,6 +27,9 @@ SUSPENSION = "sus"
 CHECKPOINT = "acp"
 SESSION = "ses"
 EVENT = "evt"
+MESSAGE = "msg"
+CONVERSATION = "conv"
+DELIVERY = "dlv"
 
 PREFIXES = {
     RUN: "run",
@@ -33,6 +39,9 @@ PREFIXES = {
     CHECKPOINT: "checkpoint",
     SESSION: "session",
     EVENT: "event",
+    MESSAGE: "message",
+    CONVERSATION: "conversation",
+    DELIVERY: "delivery",
 }
 
 
@@ -49,6 +58,11 @@ def is_id(prefix: str, text: object) -> bool:
         return bool(TypeID.from_string(text).prefix == prefix)
     except Exception:  # noqa: BLE001  the library raises several kinds; each means "not an id"
         return False
+
+
+def same_suffix(prefix: str, text: str) -> str:
+    """The id of another kind that belongs to this one: a delivery and the run it starts differ in the prefix only."""
+    return f"{prefix}_{text.split('_', 1)[1]}"
 
 
 def id_from_digest(prefix: str, sha256_hex: str) -> str:

@@ -10,12 +10,17 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from cortex_workers.schemas.lifecycle_calls import CHECKPOINT, TOOL_CALL
+from cortex_workers.schemas.lifecycle_messages import ASK, DELIVERY
 from cortex_workers.schemas.states import (
     CLAIMABLE_RUN_STATES,
+    TERMINAL_DELIVERY_STATES,
     TERMINAL_RUN_STATES,
     TERMINAL_TOOL_CALL_STATES,
     Announce,
+    AskState,
     CheckpointState,
+    DeliveryState,
     Fence,
     Instruction,
     LeaseEffect,
@@ -27,16 +32,21 @@ from cortex_workers.schemas.states import (
 )
 
 __all__ = [
+    "ASK",
     "CHECKPOINT",
     "CLAIMABLE_RUN_STATES",
+    "DELIVERY",
     "MACHINES",
     "RUN",
     "STATES",
+    "TERMINAL_DELIVERY_STATES",
     "TERMINAL_RUN_STATES",
     "TERMINAL_TOOL_CALL_STATES",
     "TOOL_CALL",
     "Announce",
+    "AskState",
     "CheckpointState",
+    "DeliveryState",
     "Fence",
     "Instruction",
     "LeaseEffect",
@@ -241,6 +251,18 @@ RUN: tuple[Transition, ...] = (
         source="tables.md, ruling 41",
     ),
     Transition(
+        "reply",
+        (_PAUSED,),
+        _READY,
+        Fence.THIS_PAUSE,
+        "Those who were asked have answered, or will not; the sweep still has to end what it finds overdue.",
+        announces=(Announce.RESUME_ADMITTED,),
+        why="answer",
+        instruction=Instruction.ANSWER,
+        ends_pause_as="answered",
+        source="rulings 25, 63",
+    ),
+    Transition(
         "repeat",
         (_PAUSED,),
         _READY,
@@ -404,66 +426,20 @@ RUN: tuple[Transition, ...] = (
     ),
 )
 
-_ASKED, _CLOSED = CheckpointState.PENDING, CheckpointState.RESOLVED
-CHECKPOINT: tuple[Transition, ...] = (
-    Transition("open", (), _ASKED, Fence.NEW, "A pause asks somebody.", refusal="already_exists"),
-    Transition("decided", (_ASKED,), _CLOSED, Fence.PENDING, "The first decision is recorded."),
-    Transition("settled", (_ASKED,), _CLOSED, Fence.PENDING, "An uncertain effect was settled."),
-    Transition("expired", (_ASKED,), _CLOSED, Fence.PENDING, "Its pause passed the deadline."),
-    Transition("cancelled", (_ASKED,), _CLOSED, Fence.PENDING, "Its run was cancelled."),
-    Transition("superseded", (_ASKED,), _CLOSED, Fence.PENDING, "No decision can reach its pause any more."),
-)
-
-_CALL = ToolCallState
-TOOL_CALL: tuple[Transition, ...] = (
-    Transition("wait", (), _CALL.PENDING, Fence.NEW, "The call waits for somebody."),
-    Transition(
-        "record", (), _CALL.STARTED, Fence.NEW, "The start record of an unsafe call, before its handler."
-    ),
-    Transition(
-        "complete_at_once", (), _CALL.COMPLETED, Fence.NEW, "A safe call and its result in one write."
-    ),
-    Transition("fail_at_once", (), _CALL.FAILED, Fence.NEW, "A call that failed, in one write."),
-    Transition("deny_at_once", (), _CALL.DENIED, Fence.NEW, "A call that was denied, in one write."),
-    Transition("start", (_CALL.PENDING,), _CALL.STARTED, Fence.PENDING, "An approved call is about to run."),
-    Transition(
-        "complete", (_CALL.PENDING, _CALL.STARTED), _CALL.COMPLETED, Fence.PENDING, "The result is in."
-    ),
-    Transition("fail", (_CALL.PENDING, _CALL.STARTED), _CALL.FAILED, Fence.PENDING, "The handler failed."),
-    Transition(
-        "deny", (_CALL.PENDING,), _CALL.DENIED, Fence.PENDING, "It was rejected, expired or forbidden."
-    ),
-    Transition(
-        "take_back",
-        (_CALL.STARTED,),
-        _CALL.PENDING,
-        Fence.TERM,
-        "Its own holder never entered the handler.",
-        source="ruling 4",
-    ),
-    Transition(
-        "restart",
-        (_CALL.STARTED,),
-        _CALL.STARTED,
-        Fence.PENDING,
-        "It runs again: retry-safe, or proven not to have happened.",
-    ),
-    Transition(
-        "write_off",
-        (_CALL.STARTED,),
-        _CALL.UNKNOWN,
-        Fence.PENDING,
-        "It is settled without knowing the outcome.",
-        source="ruling 9",
-    ),
-)
-
-MACHINES: dict[str, tuple[Transition, ...]] = {"run": RUN, "checkpoint": CHECKPOINT, "tool_call": TOOL_CALL}
+MACHINES: dict[str, tuple[Transition, ...]] = {
+    "run": RUN,
+    "checkpoint": CHECKPOINT,
+    "tool_call": TOOL_CALL,
+    "delivery": DELIVERY,
+    "ask": ASK,
+}
 
 STATES: dict[str, type[StrEnum]] = {
     "run": RunState,
     "checkpoint": CheckpointState,
     "tool_call": ToolCallState,
+    "delivery": DeliveryState,
+    "ask": AskState,
 }
 
 

@@ -90,6 +90,15 @@ class ResumeAdmitted(Model):
     pool: str = "main"
 
 
+class DeliveryDue(Model):
+    """Something is to be done for a delivery: carry it, or store the reply of the run that it started."""
+
+    kind: Literal["DeliveryDue"] = "DeliveryDue"
+    delivery_id: str
+    why: Literal["new", "settle", "again"] = "new"
+    pool: str = "main"
+
+
 Notification = Annotated[
     RunReady
     | RunReclaimable
@@ -98,7 +107,8 @@ Notification = Annotated[
     | RunCancelled
     | CheckpointCreated
     | CheckpointResolved
-    | ResumeAdmitted,
+    | ResumeAdmitted
+    | DeliveryDue,
     Field(discriminator="kind"),
 ]
 

@@ -40,4 +40,12 @@ class Swept(Model):
     skipped: int = 0
 
 
-Outcome = Continued | HandedOff | Refused | Swept
+class Delivered(Model):
+    """What was done for one delivery: begun, settled, answered, await_remote, retry, refused, failed, nothing."""
+
+    outcome: Literal["delivered"] = "delivered"
+    delivery_id: str
+    did: str
+
+
+Outcome = Delivered | Continued | HandedOff | Refused | Swept

@@ -41,6 +41,25 @@ class ToolCallState(StrEnum):
     UNKNOWN = "unknown"
 
 
+class DeliveryState(StrEnum):
+    """Where one message is on its way to one receiver. ``delivering`` only while code of others is called."""
+
+    QUEUED = "queued"
+    DELIVERING = "delivering"
+    RUNNING = "running"
+    AWAITING_REMOTE = "awaiting_remote"
+    DELIVERED = "delivered"
+    FAILED = "failed"
+    RETIRED = "retired"
+
+
+class AskState(StrEnum):
+    """Whether a question still takes answers."""
+
+    OPEN = "open"
+    SEALED = "sealed"
+
+
 TERMINAL_RUN_STATES = frozenset(
     {RunState.COMPLETED, RunState.FAILED, RunState.CANCELLED, RunState.INCOMPLETE}
 )
@@ -49,6 +68,8 @@ CLAIMABLE_RUN_STATES = frozenset({RunState.READY, RunState.RECLAIMABLE})
 TERMINAL_TOOL_CALL_STATES = frozenset(
     {ToolCallState.COMPLETED, ToolCallState.FAILED, ToolCallState.DENIED, ToolCallState.UNKNOWN}
 )
+TERMINAL_DELIVERY_STATES = frozenset({DeliveryState.DELIVERED, DeliveryState.RETIRED})
+"""A failed delivery is over as well, until an operator sends it on its way again."""
 
 
 class Instruction(StrEnum):
@@ -91,6 +112,7 @@ class Fence(StrEnum):
     OVERDUE_PAUSE = "this very pause, at or past its deadline"
     OVERDUE_START = "never begun, at or past start_by"
     PENDING = "the row is in its source state"
+    DUE = "its time has come"
 
 
 class LeaseEffect(StrEnum):

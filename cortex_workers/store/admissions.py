@@ -227,7 +227,7 @@ def answers(unit: Unit, run_id: str, call_ids: Sequence[str]) -> dict[str, Row]:
         .where(
             pending_calls.c.run_id == run_id,
             pending_calls.c.call_id.in_(list(call_ids)),
-            pending_calls.c.kind == "external",
+            pending_calls.c.kind.in_(["external", "ask"]),
         )
         .order_by(pending_calls.c.suspension_id)
     )

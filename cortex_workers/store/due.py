@@ -152,7 +152,7 @@ def cut_off_across_scopes(unit: Unit, after: After, limit: int) -> list[tuple[Du
         .order_by(runs.c.fenced_until, runs.c.id)
         .limit(limit)
     )
-    rows = unit.all(_after(statement, (runs.c.fenced_until, runs.c.id), after))
+    rows = unit.all(after_key(statement, (runs.c.fenced_until, runs.c.id), after))
     return [(Due(row.id, row.at), int(row.revision)) for row in rows]
 
 
@@ -250,10 +250,11 @@ def _sessions(unit: Unit, where: Sequence[ColumnElement[bool]], after: str | Non
 
 
 def _page(found: Select[Any], order: tuple[Any, Any], after: After, limit: int) -> CTE:
-    return _after(found, order, after).order_by(*order).limit(limit).cte("page")
+    return after_key(found, order, after).order_by(*order).limit(limit).cte("page")
 
 
-def _after(found: Select[Any], order: tuple[Any, Any], after: After) -> Select[Any]:
+def after_key(found: Select[Any], order: tuple[Any, Any], after: After) -> Select[Any]:
+    """The rows after the last one of the page before, in an order of time and id."""
     if after is None:
         return found
     at = literal(datetime.fromisoformat(after[0]), DateTime(timezone=True))

@@ -95,6 +95,18 @@ def pending(unit: Unit, suspension_id: str) -> list[Row]:
     return [{**row, "arguments": arguments.get(row["call_id"], "{}")} for row in rows]
 
 
+def asks_are_open(unit: Unit, suspension: Row, interval_s: float) -> bool:
+    """Whether a pause has an open question and its deadline passed less than an interval ago."""
+    asks = tables.a2a_asks
+    statement = select(asks.c.reply_with).where(
+        asks.c.asker_run_id == suspension["run_id"],
+        asks.c.suspension_id == suspension["id"],
+        asks.c.state == "open",
+        clock.wall() < suspension["expires_at"] + timedelta(seconds=interval_s),
+    )
+    return unit.one(statement.limit(1)) is not None
+
+
 def answer_all(unit: Unit, suspension_id: str, by: str, door: str) -> None:
     """Note that every call of a pause was answered through one door."""
     unit.execute(
@@ -119,7 +131,16 @@ def of_calls(unit: Unit, run_id: str, call_ids: Sequence[str]) -> str | None:
     return str(found) if found is not None else None
 
 
-def keep_answer(unit: Unit, suspension_id: str, call_id: str, data: bytes, by: str) -> None:
+def lock(unit: Unit, suspension_id: str) -> None:
+    """Hold a pause and its calls to the end of the transaction."""
+    for table, key in ((suspensions, suspensions.c.id), (pending_calls, pending_calls.c.suspension_id)):
+        mine = select(key).where(key == suspension_id).select_from(table)
+        unit.execute(mine.with_for_update(key_share=True))
+
+
+def keep_answer(
+    unit: Unit, suspension_id: str, call_id: str, data: bytes, by: str, door: str = "provide_result"
+) -> None:
     """Keep the answer to one call until the last one is in."""
     unit.execute(
         update(pending_calls)
@@ -129,7 +150,7 @@ def keep_answer(unit: Unit, suspension_id: str, call_id: str, data: bytes, by: s
             answer_digest=hashlib.sha256(data).hexdigest(),
             answered_at=clock.wall(),
             answered_by=by,
-            door="provide_result",
+            door=door,
         )
     )
 

@@ -24,6 +24,13 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 
 from cortex_workers.store.columns import EVENT_ID, Id, Time, made, metadata, states_of
+from cortex_workers.store.tables_messages import (
+    a2a_answers,
+    a2a_asks,
+    a2a_conversations,
+    a2a_deliveries,
+    a2a_messages,
+)
 from cortex_workers.store.tables_pauses import (
     adjudications,
     checkpoints,
@@ -37,6 +44,11 @@ __all__ = [
     "EVENT_ID",
     "Id",
     "Time",
+    "a2a_answers",
+    "a2a_asks",
+    "a2a_conversations",
+    "a2a_deliveries",
+    "a2a_messages",
     "adjudications",
     "agent_versions",
     "agents",

@@ -336,4 +336,9 @@ def apply_in(
     return [dict(item) for item in moved.mappings()]
 
 
-_TABLE = {"checkpoint": "checkpoints", "tool_call": "tool_calls"}
+_TABLE = {
+    "checkpoint": "checkpoints",
+    "tool_call": "tool_calls",
+    "delivery": "a2a_deliveries",
+    "ask": "a2a_asks",
+}

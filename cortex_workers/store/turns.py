@@ -61,7 +61,7 @@ def _move(unit: Unit, name: str, run: Mapping[str, Any], guard: Guard, what: Mov
         sessions.give_back(unit, run["session_id"], place)
     if moved is None or not moved["shared"]:
         return moved
-    recompute(unit, run["session_id"], admitted=moved["id"] if name == "admit" else None)
+    recompute(unit, run["session_id"], admitted=moved["id"] if name in ("admit", "reply") else None)
     return _reread(unit, moved)
 
 

@@ -19,7 +19,7 @@ from cortex_workers.errors import InvalidArgument, Unavailable
 from cortex_workers.schemas.outcomes import Swept
 from cortex_workers.store import sweeps
 from cortex_workers.store.sweeps import Look, Taken
-from cortex_workers.sweep import expired, fleet, hints, lapsed, orphans, waits
+from cortex_workers.sweep import expired, fleet, hints, lapsed, messages, orphans, waits
 from cortex_workers.sweep.rows import PassRun
 
 LEAST_INTERVALS = 0.5
@@ -45,11 +45,14 @@ class Pass:
 PASSES: tuple[Pass, ...] = (
     Pass("lapses", lapsed.sweep_lapses),
     Pass("start_by", expired.sweep_start_by),
+    Pass("asks", messages.sweep_asks),
     Pass("polls", expired.sweep_polls),
     Pass("expiries", expired.sweep_expiries),
+    Pass("deliveries", messages.sweep_deliveries),
     Pass("waits", waits.sweep_waits),
     Pass("hints", hints.sweep_hints),
     Pass("checkpoints", orphans.sweep_checkpoints, every_s=orphans.EVERY_S),
+    Pass("replies", messages.sweep_replies, every_s=messages.EVERY_S),
     Pass("workers", fleet.sweep_workers),
 )
 """In this order: who lost a worker is freed before anything is hinted at. A later room adds its passes here."""

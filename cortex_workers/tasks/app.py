@@ -33,6 +33,7 @@ Role = Literal["worker", "api"]
 MODULES = (
     "cortex_workers.tasks.continue_run",
     "cortex_workers.tasks.resume",
+    "cortex_workers.tasks.deliver_a2a",
     "cortex_workers.tasks.sweep_expired",
     "cortex_workers.tasks.signals",
 )

@@ -44,6 +44,12 @@ class ResumeMessage(Message):
     revision: int | None = None
 
 
+class DeliverMessage(Message):
+    """Do whatever one delivery is due for."""
+
+    delivery_id: Id
+
+
 class SweepExpiredMessage(Message):
     """Sweep: every pass, or those named."""
 

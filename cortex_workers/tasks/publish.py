@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 from cortex_workers import telemetry
 from cortex_workers.errors import CortexError
-from cortex_workers.schemas.notifications import Notification, ResumeAdmitted
+from cortex_workers.schemas.notifications import DeliveryDue, Notification, ResumeAdmitted
 from cortex_workers.settings import Settings
 from cortex_workers.store.demand import hint_target
 from cortex_workers.tasks.depth import waiting
 from cortex_workers.tasks.link import BrokerAway, Link
-from cortex_workers.tasks.messages import ContinueRunMessage, ResumeMessage
+from cortex_workers.tasks.messages import ContinueRunMessage, DeliverMessage, ResumeMessage
 from cortex_workers.tasks.outbox import Outbox
-from cortex_workers.tasks.routes import QUEUES, Kind, QueueKind, route
+from cortex_workers.tasks.routes import QUEUES, Fact, Kind, QueueKind, route
 
 if TYPE_CHECKING:
     from cortex_workers.engine.runtime import Runtime
@@ -45,9 +45,8 @@ class Hint:
     queue: QueueKind
     kind: Kind
     pool: str
-    run_id: str
-    revision: int
-    suspension_id: str | None = None
+    subject: str
+    body: Mapping[str, Any]
 
 
 class CeleryPublisher:
@@ -66,9 +65,7 @@ class CeleryPublisher:
         if found is None:
             return
         way, fact = found
-        suspension_id = fact.suspension_id if isinstance(fact, ResumeAdmitted) else None
-        hint = Hint(way.task, way.queue, way.kind, fact.pool, fact.run_id, fact.revision, suspension_id)
-        self._outbox().put(hint)
+        self._outbox().put(Hint(way.task, way.queue, way.kind, fact.pool, *_body(fact, way.kind)))
 
     def flush(self, timeout_s: float = FLUSH_S) -> bool:
         """Wait a little for what is still to be sent; False when some of it is not.
@@ -163,11 +160,10 @@ class CeleryPublisher:
     def _send_one(self, hint: Hint) -> None:
         from cortex_workers.tasks.app import queue
 
-        body = _body(hint)
         options: dict[str, Any] = {
-            "kwargs": body,
+            "kwargs": dict(hint.body),
             # What Flower shows; without these Celery would copy whatever it is given, twice.
-            "kwargsrepr": f"run_id={hint.run_id}",
+            "kwargsrepr": hint.subject,
             "argsrepr": "()",
             "queue": queue(self._settings, hint.queue, hint.pool),
             "ignore_result": True,
@@ -180,16 +176,17 @@ class CeleryPublisher:
             )
         )
         telemetry.PUBLISHED.labels(hint.task).inc()
-        telemetry.event("hint.published", level="debug", run_id=hint.run_id, task=hint.task)
+        telemetry.event("hint.published", level="debug", subject=hint.subject, task=hint.task)
 
 
-def _body(hint: Hint) -> dict[str, Any]:
-    """The message of a hint: a named admission for `resume`, else a wake-up with a preference."""
-    if hint.suspension_id is not None:
-        return ResumeMessage(
-            run_id=hint.run_id, suspension_id=hint.suspension_id, revision=hint.revision
-        ).body()
-    return ContinueRunMessage(run_id=hint.run_id, revision=hint.revision, kind=hint.kind).body()
+def _body(fact: Fact, kind: Kind) -> tuple[str, Mapping[str, Any]]:
+    """What Flower shows of a hint, and its message: a delivery, a named admission, or a wake-up with a preference."""
+    if isinstance(fact, DeliveryDue):
+        return f"delivery_id={fact.delivery_id}", DeliverMessage(delivery_id=fact.delivery_id).body()
+    shown, ids = f"run_id={fact.run_id}", {"run_id": fact.run_id, "revision": fact.revision}
+    if isinstance(fact, ResumeAdmitted):
+        return shown, ResumeMessage(**ids, suspension_id=fact.suspension_id).body()
+    return shown, ContinueRunMessage(**ids, kind=kind).body()
 
 
 def attach(rt: Runtime) -> CeleryPublisher:

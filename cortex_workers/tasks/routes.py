@@ -10,10 +10,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from cortex_workers.schemas.notifications import Notification, ResumeAdmitted, RunReady, RunReclaimable
+from cortex_workers.schemas.notifications import (
+    DeliveryDue,
+    Notification,
+    ResumeAdmitted,
+    RunReady,
+    RunReclaimable,
+)
 
 CONTINUE_RUN: Final = "cortex.continue_run"
 RESUME: Final = "cortex.resume"
+DELIVER_A2A: Final = "cortex.deliver_a2a"
 SWEEP_EXPIRED: Final = "cortex.sweep_expired"
 
 QueueKind = Literal["continue", "resume", "a2a", "sweep"]
@@ -35,6 +42,7 @@ class Route:
 _START = Route(CONTINUE_RUN, "continue", "start")
 _BEGUN = Route(CONTINUE_RUN, "resume", "begun")
 _ADMITTED = Route(RESUME, "resume", "begun")
+_DELIVERY = Route(DELIVER_A2A, "a2a", "begun")
 
 ROUTES: Final[dict[tuple[str, str], Route]] = {
     ("RunReady", "start"): _START,
@@ -43,6 +51,7 @@ ROUTES: Final[dict[tuple[str, str], Route]] = {
     ("RunReady", "reclaim"): _BEGUN,
     ("RunReclaimable", ""): _BEGUN,
     ("ResumeAdmitted", ""): _ADMITTED,
+    ("DeliveryDue", ""): _DELIVERY,
 }
 """By kind of notification and, where it has one, its ``why``."""
 
@@ -54,16 +63,20 @@ TOLD_ONLY: Final = frozenset(
 TASK_QUEUES: Final[dict[str, QueueKind]] = {
     CONTINUE_RUN: "resume",
     RESUME: "resume",
+    DELIVER_A2A: "a2a",
     SWEEP_EXPIRED: "sweep",
 }
 """Where a task goes that names no queue: `celery call`, beat. A continue without a route has begun."""
 
 
-def route(notification: Notification) -> tuple[Route, RunReady | RunReclaimable | ResumeAdmitted] | None:
+Fact = RunReady | RunReclaimable | ResumeAdmitted | DeliveryDue
+
+
+def route(notification: Notification) -> tuple[Route, Fact] | None:
     """Where a notification goes, with the notification; None when no task acts on it."""
     if isinstance(notification, RunReady):
         return ROUTES[notification.kind, notification.why], notification
-    if isinstance(notification, RunReclaimable | ResumeAdmitted):
+    if isinstance(notification, RunReclaimable | ResumeAdmitted | DeliveryDue):
         return ROUTES[notification.kind, ""], notification
     return None
 

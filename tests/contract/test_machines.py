@@ -20,7 +20,13 @@ from cortex_workers.testing.clock import stopped_clock
 from tests.contract import snapshot
 from tests.contract.conftest import Told
 
-TABLES = {"run": tables.runs, "checkpoint": tables.checkpoints, "tool_call": tables.tool_calls}
+TABLES = {
+    "run": tables.runs,
+    "checkpoint": tables.checkpoints,
+    "tool_call": tables.tool_calls,
+    "delivery": tables.a2a_deliveries,
+    "ask": tables.a2a_asks,
+}
 CASES = [
     pytest.param(row, state, id=f"{machine}-{row.name}-{state}")
     for machine in ("checkpoint", "tool_call")

@@ -208,7 +208,7 @@ class World:
 
     def notified(self, run_id: str) -> list[str]:
         """The kinds of what was told of a run, in order."""
-        return [item.kind for item in self.told if item.run_id == run_id]
+        return [item.kind for item in self.told if getattr(item, "run_id", None) == run_id]
 
     def wake(self) -> None:
         """What the sweep does for runs that waited for a time which has come."""

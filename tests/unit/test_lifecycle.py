@@ -9,8 +9,10 @@ from cortex_workers.schemas.lifecycle import (
     MACHINES,
     RUN,
     STATES,
+    TERMINAL_DELIVERY_STATES,
     TERMINAL_RUN_STATES,
     TERMINAL_TOOL_CALL_STATES,
+    AskState,
     CheckpointState,
     Fence,
     LeaseEffect,
@@ -20,13 +22,15 @@ from cortex_workers.schemas.lifecycle import (
     transition,
 )
 
-LATER = {"run": {RunState.CREATED}, "checkpoint": set(), "tool_call": set()}
+LATER = {"run": {RunState.CREATED}, "checkpoint": set(), "tool_call": set(), "delivery": set(), "ask": set()}
 """States whose rows arrive with later rooms: a host's own runs."""
 
 TERMINAL = {
     "run": TERMINAL_RUN_STATES,
     "checkpoint": {CheckpointState.RESOLVED},
     "tool_call": TERMINAL_TOOL_CALL_STATES,
+    "delivery": TERMINAL_DELIVERY_STATES,
+    "ask": {AskState.SEALED},
 }
 
 # runs.md 1.3, last paragraph; the states that a later room adds are not in it yet.

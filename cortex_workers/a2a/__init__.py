@@ -1,0 +1,1 @@
+"""Messages between agents: sent, carried, answered (see README.md)."""
