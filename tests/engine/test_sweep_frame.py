@@ -35,14 +35,26 @@ def one(database_url: str) -> Iterator[Sweeper]:
 def test_a_sweep_does_every_pass_in_order_and_tells_what_it_did(one: Sweeper) -> None:
     factory.a_running_run(one.database, ttl_s=1.0)
     swept = one.sweep()
-    assert list(swept.done) == ["lapses", "start_by", "expiries", "waits", "hints", "checkpoints", "workers"]
+    assert list(swept.done) == [
+        "lapses",
+        "start_by",
+        "asks",
+        "polls",
+        "expiries",
+        "deliveries",
+        "waits",
+        "hints",
+        "checkpoints",
+        "replies",
+        "workers",
+    ]
     assert (swept.done["lapses"], swept.skipped) == (1, 0)
 
 
 def test_a_sweep_right_after_another_finds_nothing_due(one: Sweeper) -> None:
     one.sweep()
     factory.a_running_run(one.database, ttl_s=0.0)
-    assert one.again() == Swept(done={}, skipped=7)
+    assert one.again() == Swept(done={}, skipped=11)
     one.clock.advance(INTERVAL_S / 2)
     assert one.again("lapses").done == {"lapses": 1}, (
         "half an interval is enough: beat's jitter costs no sweep"

@@ -8,7 +8,15 @@ import pytest
 from cortex_workers.schemas.notifications import Notification, RunReady, RunReclaimable, Why
 from cortex_workers.settings import Settings
 from cortex_workers.tasks.app import celery_settings
-from cortex_workers.tasks.routes import CONTINUE_RUN, RESUME, ROUTES, SWEEP_EXPIRED, TOLD_ONLY, route
+from cortex_workers.tasks.routes import (
+    CONTINUE_RUN,
+    DELIVER_A2A,
+    RESUME,
+    ROUTES,
+    SWEEP_EXPIRED,
+    TOLD_ONLY,
+    route,
+)
 
 UNION = typing.get_args(typing.get_args(Notification)[0])
 WHYS = typing.get_args(Why)
@@ -30,9 +38,15 @@ def test_every_reason_to_be_ready_has_a_row() -> None:
 
 @pytest.mark.parametrize("model", UNION, ids=kind_of)
 def test_a_notification_goes_where_the_table_says(model: Any) -> None:
-    extra = {"checkpoint_id": "acp_1", "closed_as": "decided", "suspension_id": "sus_1"}
-    fields = {name: value for name, value in extra.items() if name in model.model_fields}
-    found = route(model(run_id="arun_1", revision=1, **fields))
+    ids = {
+        "run_id": "arun_1",
+        "revision": 1,
+        "checkpoint_id": "acp_1",
+        "closed_as": "decided",
+        "suspension_id": "sus_1",
+        "delivery_id": "dlv_1",
+    }
+    found = route(model(**{name: value for name, value in ids.items() if name in model.model_fields}))
     assert (found is None) == (kind_of(model) in TOLD_ONLY)
 
 
@@ -56,6 +70,7 @@ def test_each_task_has_a_queue_of_its_own_to_go_to_without_a_route() -> None:
     assert conf["task_routes"] == {
         CONTINUE_RUN: {"queue": "x.resume.gpu"},
         RESUME: {"queue": "x.resume.gpu"},
+        DELIVER_A2A: {"queue": "x.a2a.gpu"},
         SWEEP_EXPIRED: {"queue": "x.sweep"},
     }
     assert [queue.name for queue in conf["task_queues"]] == [
