@@ -25,7 +25,7 @@ from cortex_workers.errors import (
 from cortex_workers.schemas.a2a import Address, DeliveryOutcome, Endpoint, SendResult
 from cortex_workers.schemas.agent import AgentDefinition
 from cortex_workers.schemas.ids import CONVERSATION, DELIVERY, MESSAGE, new_id
-from cortex_workers.schemas.notifications import DeliveryDue
+from cortex_workers.schemas.notifications import DeliveryDue, MessageDelivered, MessageSent
 from cortex_workers.schemas.performatives import ANSWERS, Performative, Routing, routing
 from cortex_workers.store import a2a_conversations, a2a_deliveries, a2a_messages, agents
 from cortex_workers.store.transitions import Row
@@ -212,6 +212,13 @@ def store(
     )
     if message is None:
         raise Moved()
+    unit.announce(
+        MessageSent(
+            message_id=message["id"],
+            conversation_id=message["conversation_id"],
+            performative=message["performative"],
+        )
+    )
     return message
 
 
@@ -226,6 +233,8 @@ def send_off(
             unit.announce(
                 DeliveryDue(delivery_id=row["id"], pool=route.pool if route is not None else "main")
             )
+        else:
+            unit.announce(MessageDelivered(delivery_id=row["id"], message_id=message["id"]))
     return SendResult(
         message_id=message["id"],
         conversation_id=message["conversation_id"],

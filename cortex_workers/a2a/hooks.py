@@ -12,7 +12,7 @@ from typing import Any
 
 from cortex_workers.schemas.lifecycle import Transition
 from cortex_workers.schemas.notifications import DeliveryDue
-from cortex_workers.store import a2a_asks, a2a_deliveries
+from cortex_workers.store import a2a_asks, a2a_deliveries, checkpoints
 from cortex_workers.store.unit import Unit
 
 _WITHOUT_AN_ANSWER = ("expired", "cancelled", "aborted")
@@ -31,6 +31,7 @@ def on_transition(unit: Unit, row: Transition, _before: str | None, after: Mappi
 def _retire(unit: Unit, run_id: str) -> None:
     asked = a2a_asks.of_run(unit, run_id)
     if asked:
+        checkpoints.hold_of_run(unit, run_id)  # whoever ends the run closes them afterwards
         a2a_deliveries.retire_of_messages(
             unit, [row["message_id"] for row in asked], "whoever asked waits no more"
         )

@@ -19,6 +19,7 @@ from cortex_workers.engine.bus import Moved
 from cortex_workers.engine.runtime import Runtime
 from cortex_workers.host import cut_result
 from cortex_workers.schemas.a2a import Address
+from cortex_workers.schemas.notifications import MessageDelivered, MessageRefused
 from cortex_workers.schemas.performatives import Performative
 from cortex_workers.store import a2a_asks, a2a_deliveries, runs
 from cortex_workers.store.transitions import Row
@@ -147,3 +148,9 @@ def _move(unit: Unit, row: Row, ending: Ending, reply_id: str | None, note: str 
             values.update(fail_code=ending.code, error=(ending.content or "")[:2000])
         moved = a2a_deliveries.finish_call(unit, ending.name, row, values)
     assert moved, f"{ending.name} found the delivery in another state under its lock"
+    if ending.name in ("refuse", "fail"):
+        unit.announce(
+            MessageRefused(delivery_id=row["id"], message_id=row["message_id"], code=ending.code or "")
+        )
+    else:
+        unit.announce(MessageDelivered(delivery_id=row["id"], message_id=row["message_id"]))

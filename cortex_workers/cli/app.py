@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from cortex_workers import __version__
-from cortex_workers.cli import answers, checkpoints, enqueue, fleet, local, runs, sessions
+from cortex_workers.cli import answers, checkpoints, enqueue, fleet, local, messages, runs, sessions
 
 app = typer.Typer(
     name="cortex-workers",
@@ -50,4 +50,6 @@ app.add_typer(runs.app, name="runs")
 app.add_typer(answers.app, name="results")
 app.add_typer(checkpoints.app, name="checkpoints")
 app.add_typer(sessions.app, name="sessions")
+app.add_typer(messages.app, name="messages")
+app.add_typer(messages.deliveries, name="deliveries")
 fleet.add_to(app)

@@ -17,6 +17,7 @@ from cortex_workers.operate.doctor import Check
 from cortex_workers.operate.inspect import Timeline
 from cortex_workers.operate.story import Entry
 from cortex_workers.operate.words import cut, many, moment, span
+from cortex_workers.schemas.a2a import Conversation, Delivery
 from cortex_workers.schemas.admission import ResumeAdmission
 from cortex_workers.schemas.checkpoint import Checkpoint
 from cortex_workers.schemas.lease import WorkerInfo
@@ -83,6 +84,24 @@ def admissions(found: Sequence[ResumeAdmission]) -> RenderableType:
         size = str(len(each.request.input))
         table.add_row(each.request.version.suspension_id, when, each.admitted_by or "", each.door, size)
     return table if found else Text("no answer was admitted", style="dim")
+
+
+def conversations(found: Sequence[Conversation]) -> RenderableType:
+    """Conversations between agents, the newest first."""
+    table = _table("conversation", "status", "messages", "who")
+    for each in found:
+        used = f"{each.hops_used} of {each.hop_ceiling}"
+        table.add_row(each.id, each.status, used, ", ".join(each.participants))
+    return table if found else Text("no conversations", style="dim")
+
+
+def deliveries(found: Sequence[Delivery]) -> RenderableType:
+    """Messages on their way, the newest first."""
+    table = _table("delivery", "to", "state", "run or reason")
+    for each in found:
+        why = f"{each.fail_code}: {each.error}" if each.fail_code else each.run_id or ""
+        table.add_row(each.id, each.receiver, each.state, why)
+    return table if found else Text("no deliveries", style="dim")
 
 
 def _answer(each: Checkpoint) -> Text:

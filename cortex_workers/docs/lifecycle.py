@@ -5,8 +5,10 @@ from __future__ import annotations
 from cortex_workers.docs.blocks import code, table
 from cortex_workers.schemas.lifecycle import MACHINES
 from cortex_workers.schemas.states import (
+    TERMINAL_DELIVERY_STATES,
     TERMINAL_RUN_STATES,
     TERMINAL_TOOL_CALL_STATES,
+    AskState,
     CheckpointState,
     LeaseEffect,
     Transition,
@@ -16,6 +18,8 @@ _TERMINAL = {
     "run": {str(state) for state in TERMINAL_RUN_STATES},
     "checkpoint": {str(CheckpointState.RESOLVED)},
     "tool_call": {str(state) for state in TERMINAL_TOOL_CALL_STATES},
+    "delivery": {str(state) for state in TERMINAL_DELIVERY_STATES},
+    "ask": {str(AskState.SEALED)},
 }
 _LEASE = {
     LeaseEffect.NONE: "",

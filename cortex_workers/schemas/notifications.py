@@ -99,6 +99,32 @@ class DeliveryDue(Model):
     pool: str = "main"
 
 
+class MessageSent(Model):
+    """A message was accepted; also when it answered a question."""
+
+    kind: Literal["MessageSent"] = "MessageSent"
+    message_id: str
+    conversation_id: str
+    performative: str
+
+
+class MessageDelivered(Model):
+    """A delivery has ended well: it is in an inbox, or its run has ended and the reply is stored."""
+
+    kind: Literal["MessageDelivered"] = "MessageDelivered"
+    delivery_id: str
+    message_id: str
+
+
+class MessageRefused(Model):
+    """A delivery has failed; ``code`` says why, whoever asked is told."""
+
+    kind: Literal["MessageRefused"] = "MessageRefused"
+    delivery_id: str
+    message_id: str
+    code: str = ""
+
+
 Notification = Annotated[
     RunReady
     | RunReclaimable
@@ -108,7 +134,10 @@ Notification = Annotated[
     | CheckpointCreated
     | CheckpointResolved
     | ResumeAdmitted
-    | DeliveryDue,
+    | DeliveryDue
+    | MessageSent
+    | MessageDelivered
+    | MessageRefused,
     Field(discriminator="kind"),
 ]
 

@@ -66,6 +66,15 @@ def close(
     return closed
 
 
+def hold_of_run(unit: Unit, run_id: str) -> None:
+    """Hold what is still asked about a run to the end of the transaction. Index: checkpoints_run."""
+    unit.execute(
+        select(checkpoints.c.id)
+        .where(checkpoints.c.run_id == run_id, checkpoints.c.state == "pending")
+        .with_for_update(key_share=True)
+    )
+
+
 def close_of_run(unit: Unit, run_id: str, name: str, revision: int, reason: str) -> list[Row]:
     """Close what a run still asks, because the run was cancelled or expired; never a host's own checkpoint."""
     decision = {"approved": False, "decided_by": "cortex", "reason": reason}

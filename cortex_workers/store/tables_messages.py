@@ -169,7 +169,9 @@ a2a_deliveries = Table(
     # of a conversation: closing it, showing it
     Index("a2a_deliveries_conversation", "conversation_id", "id"),
     # deliveries list
-    Index("a2a_deliveries_scope", "scope", "state", text("id desc")),
+    Index("a2a_deliveries_scope", "scope", text("id desc")),
+    # those that wait for an operator
+    Index("a2a_deliveries_failed", "scope", text("id desc"), postgresql_where=text("state = 'failed'")),
     postgresql_with={"fillfactor": "70"},
 )
 

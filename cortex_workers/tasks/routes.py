@@ -56,7 +56,16 @@ ROUTES: Final[dict[tuple[str, str], Route]] = {
 """By kind of notification and, where it has one, its ``why``."""
 
 TOLD_ONLY: Final = frozenset(
-    {"RunCompleted", "RunFailed", "RunCancelled", "CheckpointCreated", "CheckpointResolved"}
+    {
+        "RunCompleted",
+        "RunFailed",
+        "RunCancelled",
+        "CheckpointCreated",
+        "CheckpointResolved",
+        "MessageSent",
+        "MessageDelivered",
+        "MessageRefused",
+    }
 )
 """Hooks hear of these; no task does anything about them."""
 

@@ -32,7 +32,7 @@ from cortex_workers.store.claims import Claimer
 from cortex_workers.store.database import Database
 from cortex_workers.store.unit import Unit
 from cortex_workers.testing import factory
-from tests.contract import plans
+from tests.contract import messages, plans
 from tests.contract.seeds import Seeds
 from tests.servers import Addresses, fresh_database
 
@@ -156,15 +156,16 @@ USED: Mapping[str, Mapping[str, Callable[[Unit], Any]]] = {
         "a start taken back": lambda unit: admissions.undo_start(unit, OLD_RUN, OLD_PAUSE, 3),
     },
     "sessions_pk": {"lock": lambda unit: sessions.lock(unit, BUSY_SESSION)},
+    **messages.USED,
 }
 
-JUDGES = {"suspensions_live"}
+JUDGES = {"suspensions_live", "a2a_messages_answers", "a2a_messages_reply_with"}
 """No query reads by these: they are there to refuse the second of two."""
 
 LATER = {
     "sessions_gated": "operators",
     "sessions_aborted": "operators",
-    "pending_calls_reply": "messages between agents",
+    "pending_calls_reply": "operators",
     "pending_calls_open": "operators",
     "resume_admissions_scope": "operators",
     "adjudications_session": "operators",
@@ -196,6 +197,7 @@ def seeded(addresses: Addresses, template_database: str) -> Iterator[Database]:
         seeds.workers(10, 3_000)
         seeds.versions(2_000)
         seeds.verdicts(20_000)
+        messages.seed(database)
         seeds.settled()
         yield database
         database.dispose()

@@ -130,6 +130,10 @@ class Talk:
         """Every message, in the order of their conversations."""
         return self.world.rows(messages, order=messages.c.created_at)
 
+    def heard(self, kind: str) -> list[Any]:
+        """What was told of messages, by kind."""
+        return [item for item in self.world.told if item.kind == kind]
+
     def told(self) -> list[DeliveryDue]:
         return [item for item in self.world.told if isinstance(item, DeliveryDue)]
 

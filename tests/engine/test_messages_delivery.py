@@ -95,6 +95,8 @@ def test_a_hint_that_comes_again_at_any_time_changes_nothing(talk: Talk) -> None
     assert talk.deliver(row["id"]) == "nothing"
     assert talk.world.snapshot() == before
     assert talk.worker.finish(run_id)["state"] == "completed"
+    assert [item.message_id for item in talk.heard("MessageSent")] == [item["id"] for item in talk.said()]
+    assert [item.delivery_id for item in talk.heard("MessageDelivered")] == [row["id"]]
 
 
 @pytest.mark.parametrize("probe", ["delivery.before_commit", "delivery.after_commit"])

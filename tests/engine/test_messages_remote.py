@@ -96,6 +96,7 @@ def test_a_peer_that_fails_is_told_at_once_and_not_tried_again(world: World, pee
     assert talk.deliver(only(talk)["id"]) == "failed"
     assert len(peer.seen) == 1
     assert only(talk)["fail_code"] == "transport"
+    assert [item.delivery_id for item in talk.heard("MessageRefused")] == [only(talk)["id"]]
     talk.worker.finish(run_id)
     assert "the peer said 500" in talk.result(run_id)["replies"][0]["content"]
 
@@ -194,7 +195,7 @@ def test_a_question_to_somebody_here_and_somebody_there_is_one_question(world: W
     assert sorted(item["content"] for item in talk.result(run_id)["replies"]) == ["12 EUR", "9 EUR"]
 
 
-# --- Hand-offs ---------------------------------------------------------------------------------------------------------
+# --- Hand-offs --------------------------------------------------------------------------------------------
 
 
 class Handler:

@@ -1,4 +1,4 @@
-"""Messages: what is accepted, what is refused without a trace, conversations, inboxes, and the tools that a model has."""
+"""Messages: what is accepted, what is refused without a trace, conversations, inboxes, the tools of a model."""
 
 import json
 from typing import Any
@@ -55,7 +55,7 @@ def test_a_refused_message_leaves_no_trace(
     with pytest.raises(error, match=says):
         talk.client.send(given.pop("to"), given.pop("content"), **given)
     assert [talk.world.rows(table) for table in TABLES] == [[]] * len(TABLES)
-    assert talk.told() == []
+    assert talk.world.told == []
 
 
 def test_every_verb_needs_a_scope(talk: Talk) -> None:

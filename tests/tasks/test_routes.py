@@ -45,6 +45,9 @@ def test_a_notification_goes_where_the_table_says(model: Any) -> None:
         "closed_as": "decided",
         "suspension_id": "sus_1",
         "delivery_id": "dlv_1",
+        "message_id": "msg_1",
+        "conversation_id": "conv_1",
+        "performative": "inform",
     }
     found = route(model(**{name: value for name, value in ids.items() if name in model.model_fields}))
     assert (found is None) == (kind_of(model) in TOLD_ONLY)

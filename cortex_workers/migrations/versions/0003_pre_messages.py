@@ -121,6 +121,9 @@ STATEMENTS = (
     CREATE INDEX a2a_deliveries_due ON a2a_deliveries (next_attempt_at, id) WHERE state in ('queued', 'awaiting_remote')
     """,
     """
+    CREATE INDEX a2a_deliveries_failed ON a2a_deliveries (scope, id desc) WHERE state = 'failed'
+    """,
+    """
     CREATE INDEX a2a_deliveries_lapsed ON a2a_deliveries (lease_expires_at, id) WHERE state = 'delivering'
     """,
     """
@@ -130,7 +133,7 @@ STATEMENTS = (
     CREATE UNIQUE INDEX a2a_deliveries_run ON a2a_deliveries (run_id) WHERE run_id is not null
     """,
     """
-    CREATE INDEX a2a_deliveries_scope ON a2a_deliveries (scope, state, id desc)
+    CREATE INDEX a2a_deliveries_scope ON a2a_deliveries (scope, id desc)
     """,
     """
     CREATE INDEX a2a_deliveries_settle ON a2a_deliveries (settle_due_at, id) WHERE state = 'running' and settle_due_at is not null
