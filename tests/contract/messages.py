@@ -79,7 +79,8 @@ _ROWS = """
     insert into a2a_deliveries (id, scope, message_id, conversation_id, receiver_agent, kind, state, run_id,
                                 next_attempt_at, settle_due_at, lease_expires_at, read_at)
     select 'dlv_' || lpad(n::text, 8, '0'), 'tenant=t' || n % 50, 'msg_' || lpad(n::text, 8, '0'),
-           'conv_' || lpad(n::text, 8, '0'), 'agent' || n % 7, case when n % 3 = 0 then 'informative' else 'directive' end,
+           'conv_' || lpad(n::text, 8, '0'), 'agent' || n % 7,
+           case when n % 3 = 0 then 'informative' else 'directive' end,
            case when n % 3 = 0 then 'delivered' when n % 100 = 1 then 'queued' when n % 100 = 2 then 'delivering'
                 when n % 100 = 4 then 'running' when n % 100 = 5 then 'failed' else 'delivered' end,
            case when n % 3 <> 0 then 'arun_r' || lpad(n::text, 8, '0') end,
@@ -87,8 +88,8 @@ _ROWS = """
            case when n % 100 = 2 then now() + interval '1 day' end,
            case when n % 30 <> 0 then now() end
     from generate_series(1, :count) n;
-    insert into a2a_asks (scope, reply_with, message_id, conversation_id, asker_run_id, suspension_id, call_id, expected,
-                          deadline, state)
+    insert into a2a_asks (scope, reply_with, message_id, conversation_id, asker_run_id, suspension_id, call_id,
+                          expected, deadline, state)
     select scope, reply_with, id, conversation_id, origin_run_id, 'sus_' || id, 'call_0', 1,
            now() + interval '1 day', case when hop = 1 and right(id, 2) = '01' then 'open' else 'sealed' end
     from a2a_messages where reply_with is not null;

@@ -9,6 +9,7 @@ import pytest
 from cortex_workers import probes
 from cortex_workers.testing.fleet import WorkerProcess
 from tests.fleet.bench import Bench, by_key, call, calls, say
+from tests.fleet.test_messages import OF_MESSAGES
 from tests.waiting import wait_until
 
 # So that what a dead worker left is found soon: the runs of this walk last a fraction of a lease.
@@ -30,7 +31,9 @@ AGAIN = {
     "tool.after_handler": (2,),
     "tool.after_outcome": (3,),
 }
-CASES = [(name, nth) for name in probes.PROBES for nth in (1, *AGAIN.get(name, ()))]
+# Points of messages between agents are walked in `test_messages.py`.
+MINE = [name for name in probes.PROBES if name not in OF_MESSAGES]
+CASES = [(name, nth) for name in MINE for nth in (1, *AGAIN.get(name, ()))]
 
 WALK = (
     call("note", text="one"),
@@ -157,7 +160,7 @@ def test_an_uncertain_run_that_somebody_stops_has_failed(bench: Bench) -> None:
 
 
 def test_every_point_is_in_the_matrix_and_named_in_the_code() -> None:
-    assert {name for name, _ in CASES} == set(probes.PROBES)
+    assert {name for name, _ in CASES} | set(OF_MESSAGES) == set(probes.PROBES)
     package = Path(probes.__file__).parent
     text = "".join(file.read_text() for file in package.rglob("*.py") if file.name != "probes.py")
     assert [name for name in probes.PROBES if f'reach("{name}")' not in text] == []
