@@ -27,7 +27,7 @@ from cortex_workers.schemas.lease import Term
 from cortex_workers.schemas.lifecycle import Instruction
 from cortex_workers.schemas.llm import Deferral, Usage
 from cortex_workers.schemas.run import RunOverrides
-from cortex_workers.store import checkpoints, history, suspensions, transcript, turns
+from cortex_workers.store import a2a_messages, checkpoints, history, suspensions, transcript, turns
 from cortex_workers.store.transitions import Row
 from cortex_workers.store.unit import Unit
 
@@ -107,6 +107,9 @@ def prepare(rt: Runtime, row: Row, term: Term, held: Held) -> Execution:
         next_seq=int(row["next_seq"]),
         stored_prompt=row["system_prompt"] is not None,
     )
+    if row["origin_delivery_id"] is not None:
+        with rt.database.read() as unit:
+            ex.chain = tuple(sender for sender, _ in a2a_messages.chain(unit, ex.run_id))
     try:
         _load(ex)
     except ValueError as error:

@@ -108,6 +108,7 @@ class Execution:
     left_as: str = "done"
     next_seq: int = 0
     deferral: Deferral | None = None
+    chain: tuple[str, ...] = ()
 
     @property
     def run_id(self) -> str:

@@ -30,6 +30,7 @@ def context(ex: Execution, planned: Planned | None = None, deadline: float | Non
         scope=ex.row["scope"],
         principal=ex.principal,
         session_id=ex.row["session_id"],
+        chain=ex.chain,
         attempt=int(planned.row.get("attempt", 1)) if planned is not None and planned.row else 1,
         deadline=deadline,
         cancelled=lambda: ex.held.lost,

@@ -1,18 +1,19 @@
 """Questions between agents: the pause, the answers, and what neither may do."""
 
 import json
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from cortex_workers.engine.bus import AskRefused
 from cortex_workers.errors import (
     AskNotFound,
     InvalidArgument,
     NotAgentReplyResumable,
     RequiresApproval,
 )
+from cortex_workers.host import JsonPrincipalCodec
 from cortex_workers.schemas.admission import ToolResult
 from cortex_workers.store import tables
 from cortex_workers.testing.clock import stopped_clock
@@ -135,46 +136,64 @@ def test_a_question_that_cannot_be_put_is_a_text_for_the_model(
     assert world.pauses(run_id) == world.rows(asks) == world.rows(messages) == world.rows(deliveries) == []
 
 
-def test_a_check_that_fails_in_the_pause_itself_is_an_ordinary_tool_error(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """g41; ruling 62: the conversation is closed between the look and the pause."""
-    talk = Talk(world, {"sales": TWO, "pricing": ANSWERS, "stock": ANSWERS})
-    bus = talk.worker.rt.bus
-    assert bus is not None
-    write, tries = bus.write_asks, []
+class Closer:
+    """An authorizer of the host that ends a conversation when it is asked about the second call of a turn."""
 
-    def refuse_the_first(unit: Any, ex: Any, waiting: Any, suspension_id: str) -> Any:
-        tries.append(len(waiting))
-        if len(tries) == 1:
-            raise AskRefused({A: "the conversation was closed"})
-        return write(unit, ex, waiting, suspension_id)
+    def __init__(self) -> None:
+        self.end: Callable[[], object] = lambda: None
+        self.asked = 0
 
-    monkeypatch.setattr(bus, "write_asks", refuse_the_first)
-    run_id = talk.begin("sales")
-    assert tries == [2, 1]
+    def visible(self, ctx: Any, tools: Any) -> Any:
+        return tools
+
+    def authorize(self, ctx: Any, tool: str, arguments: Any, approved: bool) -> None:
+        self.asked += 1
+        if self.asked == 2:
+            self.end()
+
+
+def closing_between(world: World, second: dict[str, Any]) -> tuple[Talk, str]:
+    """A run that asks in a conversation that is closed after the look at its question and before its pause."""
+    closer, first = Closer(), {"to": "pricing", "content": "How much?"}
+    given: dict[str, Any] = {}
+
+    def model(request: Any) -> dict[str, Any]:
+        if any(item.role == "tool" for item in request.messages):
+            return say("Done.")
+        both = {"same": given, "new": {}}[second["in"]]
+        return turn(call("agent_ask", **first, **given), call("agent_ask", to="stock", content="?", **both))
+
+    talk = Talk(
+        world,
+        {"sales": model, "pricing": ANSWERS, "stock": ANSWERS},
+        authorizer=closer,
+        codec=JsonPrincipalCodec(),
+    )
+    given["conversation_id"] = talk.client.send("pricing", "Hello", sender="sales").conversation_id
+    closer.end = lambda: talk.client.send("pricing", "", performative="cancel", **given)
+    return talk, talk.begin("sales")
+
+
+def test_a_check_that_fails_in_the_pause_itself_is_an_ordinary_tool_error(world: World) -> None:
+    """g41; ruling 62: the other question is put all the same."""
+    talk, run_id = closing_between(world, {"in": "new"})
     assert (world.run(run_id)["state"], [row["call_id"] for row in talk.asked(run_id)]) == ("paused", [B])
     answered(talk)
     assert talk.worker.finish(run_id)["state"] == "completed"
     first, second = [item for item in world.messages(run_id) if item.role == "tool"]
-    assert error_of(first) == "the conversation was closed"
+    assert "was closed" in error_of(first)
     assert json.loads(second.content)["complete"] is True
     assert {row["call_id"]: row["state"] for row in world.calls(run_id)} == {A: "failed", B: "completed"}
 
 
-def test_a_pause_of_which_every_question_is_refused_is_no_pause(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    talk = Talk(world, {"sales": ASKS, "pricing": ANSWERS})
-
-    def refuse(unit: Any, ex: Any, waiting: Any, suspension_id: str) -> Any:
-        raise AskRefused({A: "closed"})
-
-    assert talk.worker.rt.bus is not None
-    monkeypatch.setattr(talk.worker.rt.bus, "write_asks", refuse)
-    run_id = talk.begin("sales")
+def test_a_pause_of_which_every_question_is_refused_is_no_pause(world: World) -> None:
+    _, run_id = closing_between(world, {"in": "same"})
     assert world.run(run_id)["state"] == "completed"
     assert world.pauses(run_id) == [] == world.rows(asks)
+    assert ["was closed" in error_of(item) for item in world.messages(run_id) if item.role == "tool"] == [
+        True,
+        True,
+    ]
 
 
 def test_each_deadline_is_the_questions_own_or_the_receivers_or_the_usual(world: World) -> None:

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
+from cortex_workers.engine.ledger import discover_replies
 from cortex_workers.errors import AskNotFound, AskSealed, CortexError, InvalidSettings, NotSuspended
 from cortex_workers.settings import load_settings
 from cortex_workers.store import tables
 from cortex_workers.sweep import frame
 from cortex_workers.testing.clock import stopped_clock
 from tests.engine.talking import ANSWERS, ASKS, Talk, ask, asks, deliveries
-from tests.engine.world import World, call, say, turn
+from tests.engine.world import SCOPE, World, call, say, turn
 
 BROADCAST = [turn(ask(["pricing", "stock"])), say("{last_result}")]
 
@@ -182,6 +183,38 @@ def test_a_pause_that_returns_to_the_model_retires_its_questions(world: World) -
     assert talk.worker.finish(run_id)["state"] == "completed"
     assert "nobody answered before" in talk.result(run_id)["error"]
     assert [row["seal_kind"] for row in talk.asked(run_id)] == ["retired"]
+
+
+def test_a_closed_question_whose_run_was_not_told_is_told_by_the_sweep(talk: Talk) -> None:
+    """g72, g73: a half that only a repair by hand can leave; it is told once."""
+    run_id = talk.begin("sales")
+    talk.world.sql("update a2a_asks set state = 'sealed', seal_kind = 'answered', sealed_at = now()")
+    assert sweep(talk, "replies") == {"replies": 1}
+    assert (talk.world.run(run_id)["state"], admitted(talk, run_id)) == ("ready", 1)
+    assert sweep(talk, "replies") == {"replies": 0}
+    assert talk.worker.finish(run_id)["state"] == "completed"
+    assert talk.result(run_id)["complete"] is False
+
+
+def test_a_question_whose_run_has_left_is_closed_by_the_sweep(talk: Talk) -> None:
+    """g39, g70: the other half that a repair by hand can leave."""
+    run_id = talk.begin("sales")
+    talk.client.cancel(run_id)
+    talk.world.sql("update a2a_asks set state = 'open', seal_kind = null, sealed_at = null")
+    assert sweep(talk, "replies") == {"replies": 0}, "it may be on its way"
+    talk.world.later(61)
+    assert sweep(talk, "replies") == {"replies": 1}
+    assert [row["seal_kind"] for row in talk.world.rows(asks)] == ["retired"]
+
+
+def test_runs_that_wait_for_agents_are_found_by_scope(talk: Talk) -> None:
+    """g77: with those that were answered and have not begun."""
+    waiting, answered_ = talk.begin("sales"), talk.begin("sales")
+    talk.client.answer(answered_, "4 EUR")
+    rt = talk.client.runtime
+    assert discover_replies(rt, SCOPE, None, 256) == sorted([waiting, answered_])
+    assert discover_replies(rt, SCOPE, min(waiting, answered_), 1) == [max(waiting, answered_)]
+    assert discover_replies(rt, "tenant=other", None, 256) == []
 
 
 # --- Races -----------------------------------------------------------------------------------------------------------

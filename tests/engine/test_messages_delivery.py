@@ -44,6 +44,43 @@ def test_the_receivers_run_has_the_deliverys_id_and_the_messages_scope_rights_an
     assert specs[expert] == specs[run_id] is not None
 
 
+class Watcher:
+    """An authorizer that allows everything and keeps who asked for it."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, str, tuple[str, ...], Any]] = []
+
+    def visible(self, ctx: Any, tools: Any) -> Any:
+        return tools
+
+    def authorize(self, ctx: Any, tool: str, arguments: Any, approved: bool) -> None:
+        self.seen.append((ctx.agent, tool, ctx.chain, ctx.principal))
+
+
+def test_an_authorizer_sees_who_sent_an_agent_to_work_and_with_whose_rights(world: World) -> None:
+    """e.3: delegated work has the rights of whoever began, and no others."""
+    watcher = Watcher()
+    talk = Talk(
+        world,
+        {
+            "a": [turn(ask("b")), say("{last_result}")],
+            "b": [turn(ask("c")), say("{last_result}")],
+            "c": [turn(call("ship", order="1")), say("Shipped.")],
+        },
+        authorizer=watcher,
+        codec=JsonPrincipalCodec(),
+    )
+    client = world.client(codec=JsonPrincipalCodec())
+    run_id = str(client.enqueue("a", "Go", principal={"name": "ann"}).id)
+    talk.all_quiet()
+    assert world.run(run_id)["state"] == "completed"
+    assert watcher.seen == [
+        ("a", "agent_ask", (), {"name": "ann"}),
+        ("b", "agent_ask", ("a",), {"name": "ann"}),
+        ("c", "ship", ("b", "a"), {"name": "ann"}),
+    ]
+
+
 def test_eight_workers_start_one_run(talk: Talk) -> None:
     """g18"""
     talk.begin("sales")
