@@ -19,8 +19,8 @@ class ToolContext:
     """One tool call of one run, as its handler sees it.
 
     ``call_id`` is unique within the run. ``attempt`` counts from 1 and grows when a call is run again after a
-    crash. ``chain`` names who sent this run to work, the nearest first, where messages between agents led to it: it
-    acts with the rights of the first of them and with no others. ``cancelled()`` and ``draining()`` may be asked at any time, from any thread.
+    crash. ``chain`` names who sent this run to work, the nearest first, where messages between agents led to it.
+    ``cancelled()`` and ``draining()`` may be asked at any time, from any thread.
     Units: ``deadline`` is on this process's monotonic clock; None means no limit.
     """
 
