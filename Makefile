@@ -54,7 +54,7 @@ test-fleet: setup ## real workers, a real broker, real signals
 	$(PYTEST) -m 'fleet and not soak' tests
 
 test-matrix: setup ## the tests that depend on it against another PostgreSQL, Redis and RabbitMQ
-	$(BIN)/python -m tests.matrix
+	$(BIN)/python -m tests.matrix -n $(JOBS)
 
 coverage: setup ## which lines the quick floors reach
 	$(BIN)/coverage erase

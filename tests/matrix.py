@@ -67,7 +67,7 @@ SERVICES = (
         "postgresql://postgres@127.0.0.1:5432/postgres",
         postgres_version,
         DATABASE_VARIABLE,
-        "contract or engine or (matrix and not fleet)",
+        "contract or (matrix and not fleet)",
     ),
     Service(
         "Redis",
