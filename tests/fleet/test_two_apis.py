@@ -77,6 +77,25 @@ def test_a_cancel_and_an_approval_at_once_leave_one_end(bench: Bench) -> None:
 
 
 @pytest.mark.invariant("I2")
+@pytest.mark.parametrize("door", ["results", "result"])
+def test_a_cancel_and_an_answer_from_outside_at_once_leave_one_end(bench: Bench, door: str) -> None:
+    """An answered run may still be cancelled, so both may be done; then the run is cancelled."""
+    bench.worker(slots=8)
+    acts = outside(bench, 1)
+    given = {"tool_call_id": FIRST, "content": "12 EUR"}
+    answer = {"do": door, "with": [given] if door == "results" else given}
+    told = contests(settings(bench), *both(acts, answer, {"do": "cancel"}))
+    rows = bench.finished([act["run"] for act in acts])
+    for row, (answered, cancelled) in zip(rows, told, strict=True):
+        assert {answered, cancelled} <= {"done", *REFUSED}
+        assert "done" in (answered, cancelled)
+        if cancelled == "done":
+            assert row["state"] == "cancelled"
+        else:
+            assert (row["state"], row["output"]) == ("completed", "12 EUR")
+
+
+@pytest.mark.invariant("I2")
 def test_of_two_different_answers_at_once_the_first_stands(bench: Bench) -> None:
     bench.worker(slots=8)
     acts = outside(bench, 1)
