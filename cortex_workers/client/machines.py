@@ -23,6 +23,7 @@ from cortex_workers.schemas.admission import (
 )
 from cortex_workers.schemas.checkpoint import Checkpoint
 from cortex_workers.schemas.ids import RUN
+from cortex_workers.schemas.suspension import Suspension
 
 T = TypeVar("T")
 
@@ -61,6 +62,13 @@ class Machines(ClientBase):
         return _patiently(
             seconds, lambda: resuming.provide_result(self._rt, run_id, item, where, self._actor)
         )
+
+    def suspension(self, run_id: str, *, scope: str | None = None) -> Suspension | None:
+        """What a paused run waits for; None while it does not wait. ``runs_with`` is what a person made of a call.
+
+        Raises: InvalidId, RunNotFound.
+        """
+        return resuming.waits_for(self._rt, run_id, self._any_scope(scope))
 
     def admissions(
         self, run_id: str, *, scope: str | None = None, after: str | None = None, limit: int = 50

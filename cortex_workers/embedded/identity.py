@@ -77,7 +77,7 @@ def wait_gone(processes: list[Any], deadline_s: float) -> list[Any]:
     """
     deadline = time.monotonic() + deadline_s
     while (alive := [each for each in processes if _runs(each)]) and time.monotonic() < deadline:
-        time.sleep(_POLL_S)
+        time.sleep(_POLL_S)  # they may be nobody's children here, so there is nothing to wait on
     return alive
 
 

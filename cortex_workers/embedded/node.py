@@ -144,7 +144,7 @@ class Node(ABC):
                 raise EmbeddedError(
                     f"the embedded {self.name} did not answer within {_START_DEADLINE_S:.0f} s: see {log}"
                 )
-            time.sleep(_POLL_S)
+            time.sleep(_POLL_S)  # a server is ready when it answers
 
 
 def spawn(

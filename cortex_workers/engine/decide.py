@@ -53,11 +53,10 @@ def decide(
 def _decide(
     rt: Runtime, checkpoint_id: str, decision: Decision, scope: str | None, principal: bytes | None
 ) -> Checkpoint:
-    own = _host_written(rt, checkpoint_id, scope)
-    if own is not None:
-        return host_checkpoint.record(rt, own, decision, principal)
     decision = decision_shape.checked(decision, rt.settings.input_bytes)
-    pause = load_pause(rt, checkpoint_id, scope)
+    pause = _load(rt, checkpoint_id, scope)
+    if not isinstance(pause, Pause):
+        return host_checkpoint.record(rt, pause, decision, principal)
     recorded = already(rt, pause, decision)
     if recorded is not None:
         return recorded
@@ -90,24 +89,26 @@ def _lost(
     return lost(rt, checkpoint_id, decision, scope)
 
 
-def _host_written(rt: Runtime, checkpoint_id: str, scope: str | None) -> Row | None:
-    """A host's own checkpoint: it stops no run."""
-    checked_id(CHECKPOINT, checkpoint_id)
-    with rt.database.read() as unit:
-        row = checkpoints.get(unit, checkpoint_id, scope)
-    return row if row is not None and row["suspension_id"] is None else None
-
-
 def load_pause(rt: Runtime, checkpoint_id: str, scope: str | None) -> Pause:
     """Read a checkpoint of this scope (or below) with its run, pause and calls.
 
     Raises: InvalidId, CheckpointNotFound.
     """
+    found = _load(rt, checkpoint_id, scope)
+    if not isinstance(found, Pause):
+        raise CheckpointNotFound(f"the checkpoint {checkpoint_id} stops no run: its host wrote it")
+    return found
+
+
+def _load(rt: Runtime, checkpoint_id: str, scope: str | None) -> Pause | Row:
+    """The same, or the row of a host's own checkpoint, which stops no run."""
     checked_id(CHECKPOINT, checkpoint_id)
     with rt.database.read() as unit:
         row = checkpoints.get(unit, checkpoint_id, scope)
-        if row is None or row["suspension_id"] is None:
+        if row is None:
             raise CheckpointNotFound(f"there is no checkpoint {checkpoint_id} in this scope")
+        if row["suspension_id"] is None:
+            return row
         run = runs.get(unit, row["run_id"])
         suspension = suspensions.get(unit, row["suspension_id"])
         if run is None or suspension is None:

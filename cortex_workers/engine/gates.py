@@ -202,7 +202,7 @@ def _answered(ex: Execution, planned: Planned, verdict: Row) -> Result:
     planned.adjudicated = "decision" in verdict
     _arguments(planned, verdict)
     if verdict["error"] is not None:
-        return failed(planned, planned.as_it_ran(clean_text(str(verdict["error"]))[0][:20_000]))
+        return failed(planned, planned.as_it_ran(clean_text(str(verdict["error"])[: foreign.MAX_TEXT])[0]))
     text, marked = clean_text(encode_result(verdict["content"]))
     text = cut_result(planned.as_it_ran(text), ex.rt.settings.result_bytes)
     return Result(planned, "complete", text, marked=marked)

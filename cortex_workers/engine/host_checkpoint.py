@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from cortex_workers.engine import decision_shape
 from cortex_workers.engine.runtime import Runtime
 from cortex_workers.engine.validate import checked_id, checked_metadata, checked_text
 from cortex_workers.errors import InvalidArgument, InvalidDecision, InvalidState, RunNotFound
@@ -55,11 +54,10 @@ def open_checkpoint(
 
 
 def record(rt: Runtime, row: Row, decision: Decision, principal: bytes | None) -> Checkpoint:
-    """Record the first decision on a host's own checkpoint.
+    """Record the first decision, well formed, on a host's own checkpoint.
 
     Raises: InvalidDecision, InvalidState (``recorded`` carries the first decision).
     """
-    decision = decision_shape.checked(decision, rt.settings.input_bytes)
     if decision.calls is not None or decision.amended_arguments is not None or decision.outcome is not None:
         raise InvalidDecision("this checkpoint stops no call: approve or reject it as a whole")
 

@@ -31,7 +31,7 @@ from cortex_workers.schemas.admission import MAX_RESUME_INPUT_BYTES, ResumeAdmis
 from cortex_workers.schemas.base import canonical_json
 from cortex_workers.schemas.ids import RUN
 from cortex_workers.schemas.lifecycle import TERMINAL_RUN_STATES
-from cortex_workers.schemas.suspension import PendingKind, SuspendReason
+from cortex_workers.schemas.suspension import PendingKind, SuspendReason, Suspension
 from cortex_workers.store import admissions, runs, sessions, suspensions, transcript, turns
 from cortex_workers.store.transitions import Guard, Move, Row
 from cortex_workers.store.unit import Unit
@@ -49,6 +49,22 @@ class _Pause:
     run: Row
     suspension: Row
     pending: list[Row]
+
+
+def waits_for(rt: Runtime, run_id: str, scope: str) -> Suspension | None:
+    """What a paused run waits for, its calls with what they will run with; None while it does not wait.
+
+    Raises: InvalidId, RunNotFound.
+    """
+    checked_id(RUN, run_id)
+    with rt.database.read() as unit:
+        run = runs.get_scoped(unit, run_id, scope)
+        if run is None:
+            raise RunNotFound(f"there is no run {run_id} in this scope")
+        if run["state"] != "paused":
+            return None
+        row = suspensions.get(unit, run["suspension_id"])
+        return suspensions.to_suspension(row, suspensions.pending(unit, row["id"])) if row else None
 
 
 def provide_results(

@@ -178,7 +178,9 @@ class Watchdog:
             if left and time.monotonic() > end:
                 raise StoreUnavailable("rows of held runs stayed locked")
             if left:
-                time.sleep(LOOK_S)
+                time.sleep(
+                    LOOK_S
+                )  # the lock is another process's: its end cannot be waited for without taking it
 
     def _hand_off_once(self, terms: list[Term]) -> list[Term]:
         """Returns what is still ours: a worker's thread had its row locked, and may be about to let go by itself."""

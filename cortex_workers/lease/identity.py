@@ -24,4 +24,4 @@ def worker_id() -> str:
     """The owner that this process writes into leases, "host:pid:boot"; a forked child has another."""
     pid = os.getpid()
     # setdefault is one step: of two threads that ask first, both get the same.
-    return _ids.get(pid) or _ids.setdefault(pid, f"{socket.gethostname()}:{pid}:{uuid.uuid4().hex[:8]}")
+    return _ids.get(pid) or _ids.setdefault(pid, holder_id())

@@ -27,7 +27,7 @@ from cortex_workers.errors import (
     RunLeased,
     WaitTimeout,
 )
-from cortex_workers.host import clean_text
+from cortex_workers.host import foreign
 from cortex_workers.ports import ResumeClosureAuthorizer, ResumeClosureFence
 from cortex_workers.schemas.admission import ResumeClosure, ResumeClosureRequest
 from cortex_workers.schemas.checkpoint import CheckpointKind
@@ -260,9 +260,10 @@ def _guarded(ask: Callable[[], Any]) -> None:
         ask()
     except CortexError:
         raise
-    except Exception as error:
-        told = clean_text(str(error) or type(error).__name__)[0][:300]
-        raise ClosureRefused(f"not allowed: {told}") from error
+    except BaseException as error:
+        foreign.let_through(error)
+        told = foreign.words(error) or type(error).__name__
+        raise ClosureRefused(f"not allowed: {told[:300]}") from error
 
 
 def _within(seconds: float, work: Callable[[], T]) -> T:

@@ -5,7 +5,6 @@ Source: rulings 44, 47; runs.md 2.8, 2.9.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 from sqlalchemy import func, insert, select, update
 
 from cortex_workers.schemas.suspension import PendingCall, Suspension
-from cortex_workers.store import clock, tables, transcript
+from cortex_workers.store import admissions, clock, tables, transcript
 from cortex_workers.store.transitions import Row
 from cortex_workers.store.unit import Unit
 
@@ -135,7 +134,7 @@ def keep_answer(unit: Unit, suspension_id: str, call_id: str, data: bytes, by: s
         .where(pending_calls.c.suspension_id == suspension_id, pending_calls.c.call_id == call_id)
         .values(
             answer=data,
-            answer_digest=hashlib.sha256(data).hexdigest(),
+            answer_digest=admissions.input_digest(data),
             answered_at=clock.wall(),
             answered_by=by,
             door="provide_result",

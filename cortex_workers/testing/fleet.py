@@ -80,7 +80,7 @@ class FleetProcess:
                 )
             if time.monotonic() > deadline:
                 raise FleetError(f"{self.name} was not ready after {timeout_s:g} s: {self.logs()}")
-            time.sleep(_POLL_S)
+            time.sleep(_POLL_S)  # a file of another process: nothing to wait on
         return self
 
     @property

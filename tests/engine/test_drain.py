@@ -297,7 +297,7 @@ def test_a_model_call_is_not_cut_short_by_a_drain(world: World) -> None:
             return ModelReply(content="Hi.")
 
         def stream(self, request: ModelRequest) -> Any:
-            raise NotImplementedError
+            raise NotImplementedError  # nobody streams here
 
     world.host = Host()
     world.host.agent("support", model=Model())

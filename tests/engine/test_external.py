@@ -940,6 +940,9 @@ def test_whoever_runs_an_approved_call_outside_is_shown_what_a_person_made_of_it
     client.decide(asked.id, approved=True, amended_arguments={"item": "chair"})
     assert worker.work(run_id)["state"] == "paused"
     waits = [event.data for event in client.stream(run_id) if event.kind == "suspended"]
+    waiting = client.suspension(run_id)
+    assert waiting is not None
+    assert [(each.kind, each.runs_with) for each in waiting.pending] == [("external", {"item": "chair"})]
     assert [item["pending"][0]["arguments"] for item in waits] == ['{"item": "desk"}', '{"item": "chair"}']
     assert (world.call(run_id)["executed_args"], world.call(run_id)["amended_by"]) == (
         '{"item": "chair"}',

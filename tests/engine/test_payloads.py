@@ -257,7 +257,7 @@ def test_a_model_that_asks_for_very_much_at_once_is_served(world: World) -> None
             return ModelReply(content="Done.") if request.step else ModelReply(tool_calls=calls)
 
         def stream(self, request: ModelRequest) -> Any:
-            raise NotImplementedError
+            raise NotImplementedError  # nobody streams here
 
     world._tools(world.host)
     world.host.agent("support", model=Model(), tools=["find"])

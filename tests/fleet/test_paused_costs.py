@@ -15,7 +15,7 @@ from tests.waiting import wait_until
 COUNT = 100_000
 POOLED = Settings().db_pool + Settings().db_lease_pool
 NOISE_KIB = 6 * 1024
-"""Two starts of the same process differ by less; at a byte a run this would be seen sixty times over."""
+"""Two starts of the same process differ by less; 64 bytes held for each paused run would be seen."""
 
 
 @dataclass(frozen=True)

@@ -52,18 +52,18 @@ def test_a_tool_that_runs_outside_is_declared_with_and_without_options() -> None
     @host.external_tool
     def scan(page: int) -> str:
         """Scan a page."""
-        raise NotImplementedError
+        raise NotImplementedError  # it runs outside
 
     @host.external_tool()
     def call_back(phone: str) -> str:
-        raise NotImplementedError
+        raise NotImplementedError  # it runs outside
 
     @host.external_tool(ttl=timedelta(hours=2), needs_approval=True, name="quote-it")
     def quote(item: str) -> str:
-        raise NotImplementedError
+        raise NotImplementedError  # it runs outside
 
     def bare(item: str) -> str:
-        raise NotImplementedError
+        raise NotImplementedError  # it runs outside
 
     assert host.external_tool(bare, ttl=timedelta(0)) is bare
     assert (scan.__name__, quote.__name__) == ("scan", "quote")

@@ -125,7 +125,7 @@ class Fleet:
             self.check()
             if time.monotonic() > end:
                 raise DemoFailed(f"{', '.join(late)} did not get ready within {deadline_s:.0f} s")
-            time.sleep(0.05)
+            time.sleep(0.05)  # a file of another process: nothing to wait on
 
     def kill(self, worker: Member) -> None:
         """End a worker with SIGKILL: it writes nothing, says nothing, hands nothing off."""

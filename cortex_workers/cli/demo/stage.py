@@ -251,4 +251,4 @@ def _until_stopped(fleet: Fleet) -> NoReturn:
     """
     while True:
         fleet.check()
-        time.sleep(0.5)
+        time.sleep(0.5)  # until a signal or the end of a process, which it looks for

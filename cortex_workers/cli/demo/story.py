@@ -177,7 +177,7 @@ class Story:
                 if time.monotonic() > end:
                     raise DemoFailed(f"nothing came of {what} within {DEADLINE_S:.0f} s")
                 self._look()
-                time.sleep(_LOOK_S)
+                time.sleep(_LOOK_S)  # rows are looked at, as anybody outside would
         return found
 
     def _look(self) -> None:
