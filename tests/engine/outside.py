@@ -8,6 +8,8 @@ from typing import Any
 
 from cortex_workers import Client, Host
 from cortex_workers.schemas.admission import ToolResult
+from cortex_workers.store import suspensions, tables
+from cortex_workers.store.transitions import Row
 from tests.engine.world import Worker, World, call, say, turn
 
 A, B, C = "call_0_0", "call_0_1", "call_0_2"
@@ -57,3 +59,15 @@ def result(call_id: str, content: Any = "12 EUR") -> ToolResult:
 def error(call_id: str, text: str) -> ToolResult:
     """What the outside says went wrong."""
     return ToolResult(tool_call_id=call_id, error=text)
+
+
+def admissions_of(world: World, run_id: str) -> list[Row]:
+    """The answers that are retained of a run, in the order of its pauses."""
+    table = tables.resume_admissions
+    return world.rows(table, table.c.run_id == run_id, order=table.c.suspension_id)
+
+
+def kept_answers(world: World, run_id: str) -> list[bytes]:
+    """Answers one by one that wait for the last."""
+    suspension_id = world.run(run_id)["suspension_id"]
+    return world.database.run(lambda unit: suspensions.kept_answers(unit, suspension_id))
