@@ -4,7 +4,7 @@ C01 `test_decide.py`, `test_calls.py`, `fleet/test_two_apis.py`. C08, C17 (a) `t
 `test_decide.py`, `test_external.py`, `fleet/test_postgres.py`; (publish) `fleet/test_lost_hints.py`. C24
 `test_decide.py`, `test_calls.py`, `test_external.py`. C26 `test_expiry.py`, `fleet/test_sweeps.py`. C28
 `test_pause.py`, `fleet/test_sweeps.py`. C37 `test_payloads.py`, `unit/test_tools_results.py`. C43
-`test_conversation.py`. C45 `test_external.py`, `fleet/test_two_apis.py`.
+`test_conversation.py`. C45 `test_external_one_by_one.py`, `fleet/test_two_apis.py`.
 """
 
 from __future__ import annotations
