@@ -18,6 +18,7 @@ from cortex_workers.engine.execution import Execution, Planned, Result
 from cortex_workers.errors import RefusedForNow, RequiresApproval
 from cortex_workers.host import BadArguments, ToolContext, clean_text, cut_result, encode_result, foreign
 from cortex_workers.schemas.agent import LONGEST_S
+from cortex_workers.schemas.base import same_json
 from cortex_workers.schemas.llm import ToolCall
 from cortex_workers.schemas.suspension import PendingKind
 from cortex_workers.store.transitions import Row
@@ -127,7 +128,7 @@ def _still_same(planned: Planned, verdict: Row) -> bool:
     assert planned.ready is not None
     seen = verdict.get("payload")
     amended = amended_in(verdict, planned.call.id) is not None
-    return amended or seen is None or _equal(seen, planned.ready.canonical)
+    return amended or seen is None or same_json(seen, planned.ready.canonical)
 
 
 def amended_in(verdict: Row | None, call_id: str) -> dict[str, Any] | None:
@@ -137,20 +138,6 @@ def amended_in(verdict: Row | None, call_id: str) -> dict[str, Any] | None:
     whole: dict[str, Any] | None = decision.get("amended_arguments")
     own: dict[str, Any] | None = mine.get("amended_arguments")
     return whole if whole is not None else own
-
-
-def _equal(one: Any, other: Any) -> bool:
-    """Whether two JSON values are the same, whichever way a number went through the database: it has no floats."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_equal(one[key], other[key]) for key in one)
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(_equal, one, other))
-    if isinstance(one, bool) or isinstance(other, bool) or not isinstance(other, float):
-        return bool(one == other) and type(one) is type(other)
-    try:
-        return isinstance(one, int | float) and float(one) == other
-    except OverflowError:
-        return False
 
 
 def _refuse_changed_tool(ex: Execution, planned: Planned, arguments: str, why: str, approved: bool) -> None:

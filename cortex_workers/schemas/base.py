@@ -61,3 +61,23 @@ def canonical_json(value: Any) -> str:
 def digest(value: Any) -> str:
     """SHA-256 (hex) over the canonical JSON of a value."""
     return hashlib.sha256(canonical_json(value).encode()).hexdigest()
+
+
+def same_json(one: Any, other: Any) -> bool:
+    """Whether two JSON values are the same, whichever way a number went through the database: it has no floats.
+
+    ``True`` is no number, as in JSON and unlike in Python.
+    """
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(same_json(one[key], other[key]) for key in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(same_json, one, other))
+    if isinstance(one, bool) or isinstance(other, bool):
+        return one is other
+    if isinstance(one, float) != isinstance(other, float):
+        try:
+            both = isinstance(one, int | float) and isinstance(other, int | float)
+            return both and float(one) == float(other)
+        except OverflowError:
+            return False
+    return bool(one == other)

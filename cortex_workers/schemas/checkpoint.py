@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import Field
 
-from cortex_workers.schemas.base import Document, RowDocument
+from cortex_workers.schemas.base import Document, RowDocument, same_json
 from cortex_workers.schemas.lifecycle import CheckpointState
 from cortex_workers.schemas.suspension import PendingCall
 
@@ -64,8 +64,9 @@ class Decision(Document):
 
     def same_content(self, other: Decision) -> bool:
         """Whether two decisions say the same, whoever sent them and when (ruling 46)."""
-        fields = ("approved", "reason", "amended_arguments", "calls", "outcome", "result")
-        return all(getattr(self, name) == getattr(other, name) for name in fields)
+        fields = {"approved", "reason", "amended_arguments", "calls", "outcome", "result"}
+        mine, theirs = (each.model_dump(mode="json", include=fields) for each in (self, other))
+        return same_json(mine, theirs)
 
 
 class Checkpoint(RowDocument):
