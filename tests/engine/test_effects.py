@@ -240,7 +240,7 @@ def test_a_negative_lookup_is_believed_only_when_the_old_worker_can_no_longer_ac
     worker.lapse(run_id)
     run = worker.work(run_id)
     assert (run["state"], run["lease_owner"], run["wait_reason"]) == ("reclaimable", None, "later")
-    assert (run["not_before"] - old_lease).total_seconds() == pytest.approx(settle_s, abs=0.5)
+    assert (run["not_before"] - old_lease).total_seconds() == pytest.approx(settle_s, abs=4)
     assert (world.effects, client.checkpoints(), run["reclaim_count"]) == ([], [], 1)
     world.later(settle_s)
     world.wake()

@@ -72,7 +72,7 @@ def test_did_not_happen_runs_the_call_again_under_the_same_key_after_the_wait(
     run = world.run(run_id)
     # As a negative lookup, a person is believed when the old worker can no longer act.
     assert (run["state"], run["wait_reason"]) == ("ready", "later")
-    assert (run["not_before"] - fenced).total_seconds() == pytest.approx(600, abs=0.5)
+    assert (run["not_before"] - fenced).total_seconds() == pytest.approx(600, abs=4)
     assert slot.claim_named(worker.rt, run_id) is None
     world.later(601)
     world.database.run(lambda unit: turns.recompute(unit, run["session_id"]))
